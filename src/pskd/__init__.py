@@ -16,7 +16,17 @@ _HOME = {
 }
 _MODULES = ("metrics", "models", "schedules")
 
-__all__ = [*sorted(_HOME), *_MODULES]
+__all__ = [
+    "PSKD",
+    "Indexed",
+    "Loss",
+    "PredictionBank",
+    "Snapshot",
+    "metrics",
+    "models",
+    "schedules",
+    "soft_cross_entropy",
+]
 
 if TYPE_CHECKING:
     from pskd import metrics, models, schedules

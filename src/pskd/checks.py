@@ -1,0 +1,40 @@
+"""Checks of values in tensors that never make an accelerator wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pskd.errors import PskdError
+
+
+class ValueChecks:
+    """Counts of wrong values: on the CPU they are looked at here and now, on an accelerator one call later.
+
+    Reading a number from an accelerator stops the program until all work before it is done. So the count is sent to the
+    host on the side, and the next ``settle`` finds it there.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: list[tuple[Tensor, torch.Event, Callable[[int], str]]] = []
+
+    def require_none(self, wrong: Tensor, message: Callable[[int], str]) -> None:
+        """Raise ``message(how many)`` where the mask ``wrong`` is true anywhere."""
+        if wrong.device.type == "cpu":
+            if wrong.any():
+                raise PskdError(message(int(wrong.sum())))
+            return
+        event = torch.Event(wrong.device)
+        count = wrong.sum().to("cpu", non_blocking=True)
+        event.record()
+        self._under_way.append((count, event, message))
+
+    def settle(self) -> None:
+        """Raise for what an accelerator has reported since; call it before the next step's checks."""
+        while self._under_way:
+            count, event, message = self._under_way.pop(0)
+            event.synchronize()
+            if int(count):
+                raise PskdError(f"{message(int(count))} (found in the step before)")

@@ -1,0 +1,42 @@
+"""What every memory of past predictions can do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from pskd.targets import Past
+
+
+class Memory(ABC):
+    """The past of a model. ``key`` is what a prediction is remembered by; ``needs`` names it: "index" or "inputs"."""
+
+    needs: ClassVar[str]
+
+    @abstractmethod
+    def start_epoch(self, epoch: int) -> None:
+        """A 0-based epoch begins; the one before has ended."""
+
+    @abstractmethod
+    def recall(self, key: Any, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past | None:
+        """The past predictions, the class on dimension 1; None where there are none at all yet.
+
+        ``labels`` are class indices to check the memory against; where ``take`` is false, nothing is read.
+        """
+
+    @abstractmethod
+    def record(self, key: Any, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
+        """Remember this step's predictions where ``take`` is true; logits (B, K, ...), without gradient."""
+
+    def check(self, key: Any, logits: Tensor) -> None:
+        """Raise where the key or the logits do not fit this memory."""
+        return
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed training needs, as tensors, numbers and strings."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...

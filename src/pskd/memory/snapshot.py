@@ -1,0 +1,116 @@
+"""A frozen copy of the model: past predictions by one more forward pass, nothing stored per sample.
+
+This is the paper's "load the model at (t-1)": the copy is in evaluation mode and sees the same augmented batch. It
+needs no sample index, so it serves streams, tokens and dense predictions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pskd.errors import PskdError
+from pskd.memory.base import Memory
+from pskd.targets import Past, wide
+
+
+class Snapshot(Memory):
+    """The model as it was, renewed every ``refresh`` epochs.
+
+    Args:
+        model: the model in training; wrappers of DistributedDataParallel and ``torch.compile`` are taken off.
+        refresh: epochs between two copies; 1 is the paper's, 0.5 copies twice an epoch and needs ``steps_per_epoch``.
+        steps_per_epoch: how often the method is called in an epoch.
+
+    Cost: one forward pass without gradient per step, and one more copy of the weights.
+    """
+
+    needs = "inputs"
+
+    def __init__(self, model: nn.Module, refresh: float = 1.0, steps_per_epoch: int | None = None) -> None:
+        if not refresh > 0:
+            raise PskdError(f"refresh must be more than 0 epochs, got {refresh}")
+        if steps_per_epoch is not None and steps_per_epoch < 1:
+            raise PskdError(f"steps_per_epoch must be at least 1, got {steps_per_epoch}")
+        if steps_per_epoch is None and refresh != int(refresh):
+            raise PskdError(f"refresh={refresh} is not a whole number of epochs: give steps_per_epoch too")
+        self._model = model
+        self._steps_per_epoch = steps_per_epoch or 1
+        self._interval = max(
+            1, round(refresh * self._steps_per_epoch)
+        )  # in steps, or in epochs where those are unknown
+        self._counts_steps = steps_per_epoch is not None
+        self._copy: nn.Module | None = None
+        self._epoch = self._step = self._taken = 0
+
+    def start_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            self._epoch, self._step = epoch, 0
+        self._refresh_if_due()
+
+    def recall(self, key: Any, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past | None:
+        """The copy's predictions for the inputs ``key``: a tensor, a tuple of arguments or a dict of keywords."""
+        self._refresh_if_due()
+        if self._copy is None:
+            return None
+        with torch.no_grad():
+            if isinstance(key, Mapping):
+                logits = self._copy(**key)
+            elif isinstance(key, tuple | list):
+                logits = self._copy(*key)
+            else:
+                logits = self._copy(key)
+            return Past(torch.softmax(logits.to(wide(logits.dtype)), 1))
+
+    def record(self, key: Any, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
+        """Nothing is stored; the step is counted."""
+        self._step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The copy's weights are views, so save them before the next step."""
+        weights = {} if self._copy is None else self._copy.state_dict()
+        return {"epoch": self._epoch, "step": self._step, "taken": self._taken, "weights": weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._epoch, self._step, self._taken = state["epoch"], state["step"], state["taken"]
+        self._copy = None
+        if state["weights"]:
+            self._copy = self._frozen_copy()
+            self._copy.load_state_dict(state["weights"])
+
+    def _refresh_if_due(self) -> None:
+        done = self._epoch * self._steps_per_epoch + (self._step if self._counts_steps else 0)
+        if done // self._interval == self._taken:
+            return
+        self._taken = done // self._interval
+        if self._copy is None:
+            self._copy = self._frozen_copy()
+        else:
+            self._copy.load_state_dict(unwrapped(self._model).state_dict())
+
+    def _frozen_copy(self) -> nn.Module:
+        model = unwrapped(self._model)
+        gradients = [parameter.grad for parameter in model.parameters()]
+        try:
+            for parameter in model.parameters():
+                parameter.grad = None  # or they would be copied too
+            frozen = copy.deepcopy(model)
+        finally:
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient
+        return frozen.requires_grad_(False).eval()
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside the wrappers of ``torch.compile`` and DistributedDataParallel, in any order."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner

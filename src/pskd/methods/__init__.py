@@ -1,0 +1,1 @@
+"""How a model is taught: one file per method, the equation and its card in each."""

@@ -1,0 +1,47 @@
+"""What every method of teaching a model can do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from pskd.targets import Labels
+
+
+class Loss(NamedTuple):
+    """A batch's mean loss, to call ``backward`` on, and what it is the sum of, by name and without gradient."""
+
+    total: Tensor
+    parts: dict[str, Tensor]
+
+
+class Method(ABC):
+    """A loss with a memory of its own. It never runs the student, samples data or trains a teacher.
+
+    What it has to be given beside output and labels stands in ``needs``: of "index", "inputs", "partner_logits",
+    "teacher_logits".
+    """
+
+    name: ClassVar[str]
+    needs: frozenset[str] = frozenset()
+
+    def start_epoch(self, epoch: int) -> None:
+        """A 0-based epoch begins; this also ends the one before."""
+        return
+
+    @abstractmethod
+    def loss(self, logits: Tensor, targets: Labels, *, distilled: Tensor | None = None, **needs: Any) -> Loss:
+        """The loss of one training batch; samples where ``distilled`` (B) is false are taught by their label alone."""
+
+    def __call__(self, logits: Tensor, targets: Labels, **needs: Any) -> Tensor:
+        """``loss(...).total``: what a training loop calls."""
+        return self.loss(logits, targets, **needs).total
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed training needs, as tensors, numbers and strings."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        return
