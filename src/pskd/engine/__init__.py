@@ -1,0 +1,1 @@
+"""Training, exactly: one loop for every task, in a run folder that survives being killed."""

@@ -1,0 +1,80 @@
+"""From settings to objects: device, optimizer, method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from pskd.config import Config, HardConfig, OptimConfig, PSKDConfig
+from pskd.engine.distributed import Group
+from pskd.errors import PskdError
+from pskd.memory.bank import PredictionBank
+from pskd.memory.base import Memory
+from pskd.memory.snapshot import Snapshot
+from pskd.methods.base import Method
+from pskd.methods.hard import Hard
+from pskd.methods.ps_kd import PSKD
+from pskd.tasks.base import Task
+
+DENSE_UP_TO = 1000  # classes; above, a bank keeps the top k
+
+
+def uses_cpu(device: str) -> bool:
+    """Whether a run with this setting belongs on the CPU."""
+    available = torch.accelerator.is_available()
+    if device == "auto":
+        return not available
+    kind = device.split(":")[0]
+    if kind == "cpu":
+        return True
+    if not available or torch.accelerator.current_accelerator().type != kind:  # type: ignore[union-attr]
+        raise PskdError(f"train.device={device!r} is not available here; allowed are auto and cpu")
+    return False
+
+
+def optimizer(model: nn.Module, settings: OptimConfig) -> torch.optim.Optimizer:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if settings.name == "adamw":
+        return torch.optim.AdamW(
+            parameters, settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, foreach=True
+        )
+    return torch.optim.SGD(
+        parameters,
+        settings.lr,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov and settings.momentum > 0,
+        weight_decay=settings.weight_decay,
+        foreach=True,
+    )
+
+
+def method(config: Config, task: Task, model: nn.Module, steps_per_epoch: int, folder: Path, group: Group) -> Method:
+    """The method of this configuration; its bank, if it has one, is shared by the processes of this host."""
+    settings = config.method
+    if isinstance(settings, HardConfig):
+        return Hard()
+    assert isinstance(settings, PSKDConfig)
+    memory: Memory
+    if settings.memory == "snapshot":
+        memory = Snapshot(model, settings.refresh, steps_per_epoch)
+    else:
+        form = settings.form
+        if form == "auto":
+            form = "dense" if task.num_classes <= DENSE_UP_TO else "topk"
+        path = settings.path or (folder / "bank.scratch" if group.active else None)
+        if path is not None:
+            if group.local_rank == 0:
+                Path(path).unlink(missing_ok=True)  # rows of an earlier process are not ours
+            group.barrier()
+        memory = PredictionBank(
+            task.num_samples,
+            task.num_classes,
+            form=form,
+            k=settings.k,
+            dtype=getattr(torch, settings.dtype),
+            path=path,
+            fingerprint=task.fingerprint,
+        )
+    return PSKD(config.train.epochs, settings.alpha, settings.schedule, memory=memory)

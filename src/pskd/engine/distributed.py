@@ -1,0 +1,80 @@
+"""Several processes: what they agree on, and how their shares are put together."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+CONTINUE, SAVE, STOP = 0, 1, 2
+
+
+class Group:
+    """The processes of this run; with one process everything here is a no-op.
+
+    Its own gloo group carries decisions between CPUs, so that no accelerator has to wait for them.
+    """
+
+    def __init__(self) -> None:
+        self.active = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        self.world = dist.get_world_size() if self.active else 1
+        self.rank = dist.get_rank() if self.active else 0
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0")) if self.active else 0
+        self._gloo = dist.new_group(backend="gloo") if self.active else None
+        self._pending: tuple[dist.Work | None, Tensor] | None = None
+
+    @property
+    def leader(self) -> bool:
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        if self.active:
+            dist.barrier(self._gloo)
+
+    def agree(self, wish: int) -> int:
+        """The strongest wish of all processes. With several, it is that of the call before, so that nobody waits."""
+        if not self.active:
+            return wish
+        decision = self.settle()
+        value = torch.tensor([wish])
+        self._pending = dist.all_reduce(value, dist.ReduceOp.MAX, group=self._gloo, async_op=True), value
+        return decision
+
+    def settle(self) -> int:
+        """What the call of ``agree`` before has come to."""
+        if self._pending is None:
+            return CONTINUE
+        work, value = self._pending
+        self._pending = None
+        if work is not None:
+            work.wait()
+        return int(value)
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over processes of a CPU tensor."""
+        if self.active:
+            dist.all_reduce(value, group=self._gloo)
+        return value
+
+    def copy_buffers(self, model: nn.Module) -> None:
+        """Give every process the leader's buffers: batch statistics are each process's own after a step."""
+        if self.active:
+            for buffer in model.buffers():
+                dist.broadcast(buffer, 0)
+
+    def share(self, count: int) -> Tensor:
+        """The positions of 0..count-1 that this process evaluates."""
+        return torch.arange(self.rank, count, self.world)
+
+    def gather(self, rows: Tensor, count: int) -> Tensor:
+        """All ``count`` rows in their order, from what every process made of its ``share``."""
+        if not self.active:
+            return rows
+        longest = -(-count // self.world)
+        rows = rows.cpu()
+        padded = torch.cat((rows, rows.new_zeros(longest - len(rows), *rows.shape[1:])))
+        parts = [torch.empty_like(padded) for _ in range(self.world)]
+        dist.all_gather(parts, padded.contiguous(), group=self._gloo)
+        return torch.stack(parts, 1).flatten(0, 1)[:count]

@@ -1,0 +1,71 @@
+"""What a person sees of a training: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+
+class Progress:
+    """Progress over all steps of a run. ``shown`` is false on every process but the leader."""
+
+    def __init__(self, total: int, done: int, unit: str, *, shown: bool, log: Callable[[str], None]) -> None:
+        self._total, self._done, self._unit, self._shown, self._log = total, done, unit, shown, log
+        self._begun, self._begun_at, self._drawn = time.monotonic(), done, 0.0
+        self._epoch_items, self._epoch_begun = 0, time.monotonic()
+        self._bar: Any = None
+
+    def __enter__(self) -> Progress:
+        if self._shown and sys.stdout.isatty():
+            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = (BarColumn(bar_width=24), TextColumn("{task.description}"), TimeRemainingColumn())
+            self._bar = Bar(*columns, transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task("starting", total=self._total, completed=self._done)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def step(self, items: int, describe: Callable[[], str]) -> None:
+        """One more step, of ``items`` samples; ``describe`` is called at most ten times a second."""
+        self._done += 1
+        self._epoch_items += items
+        now = time.monotonic()
+        if self._bar is not None and now - self._drawn > 0.1:
+            self._drawn = now
+            self._bar.update(
+                self._task, completed=self._done, description=f"{describe()} · {self.speed():,.0f} {self._unit}/s"
+            )
+
+    def speed(self) -> float:
+        """Samples per second in this epoch."""
+        return self._epoch_items / max(1e-9, time.monotonic() - self._epoch_begun)
+
+    def start_epoch(self) -> None:
+        self._epoch_items, self._epoch_begun = 0, time.monotonic()
+
+    def line(self, text: str) -> None:
+        """A line that stays, on the screen and in the log."""
+        if not self._shown:
+            return
+        self._log(text)
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, flush=True)
+
+    def left(self) -> str:
+        """Estimated time until the last step, as h:mm:ss."""
+        made = self._done - self._begun_at
+        seconds = (time.monotonic() - self._begun) / max(1, made) * (self._total - self._done)
+        return str(timedelta(seconds=round(seconds)))

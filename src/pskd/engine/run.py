@@ -1,0 +1,104 @@
+"""A run folder: everything that a run leaves behind, and all that a report needs.
+
+config.yaml  metrics.jsonl  result.json  model.safetensors  checkpoints/  predictions.npz  log.txt
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from pskd import config as configuration
+from pskd.config import Config
+from pskd.engine.files import kind_errors, write_atomic
+from pskd.errors import PskdError
+
+
+class RunFolder:
+    """One run's folder. A process that writes holds its lock, which ends with the process, however that ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.metrics_file = path / "metrics.jsonl"
+        self.result_file = path / "result.json"
+        self.model_file = path / "model.safetensors"
+        self.best_model_file = path / "best.safetensors"
+        self.predictions_file = path / "predictions.npz"
+        self.log_file = path / "log.txt"
+        self.checkpoints = path / "checkpoints"
+        self._lock: int | None = None
+
+    def claim(self, config: Config | None, *, resume: bool) -> Config:
+        """Take the folder for writing; returns the configuration to run, which is the stored one when resuming."""
+        with kind_errors("run folder"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by loader processes
+        except (BlockingIOError, PermissionError):
+            raise PskdError(f"{self.path} is in use by another process: wait for it, or choose another --out") from None
+        stored = self.config() if self.config_file.exists() else None
+        if resume and stored is None and config is None:
+            raise PskdError(f"{self.path} has no config.yaml to resume from: name the recipe too, or check --out")
+        if stored is not None and not resume:
+            raise PskdError(f"{self.path} already holds a run: add --resume to continue it, or choose another --out")
+        if stored is not None and config is not None and (changed := configuration.differences(stored, config)):
+            raise PskdError(
+                f"{self.path} belongs to another configuration ({changed[0]} here"
+                + (f", and {len(changed) - 1} more" if changed[1:] else "")
+                + "): leave the settings out to resume it, or choose another --out"
+            )
+        if stored is None:
+            assert config is not None
+            with kind_errors("run folder"):
+                write_atomic(self.config_file, config.to_yaml())
+            return config
+        return stored
+
+    def release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def config(self) -> Config:
+        if not self.config_file.is_file():
+            raise PskdError(f"{self.path} is not a run folder: it has no config.yaml")
+        try:
+            return configuration.validated(configuration.read_yaml(self.config_file))
+        except PskdError as error:
+            raise PskdError(f"{self.config_file}: {error}") from None
+
+    def result(self) -> dict[str, Any]:
+        """What the finished run came to."""
+        if not self.result_file.is_file():
+            raise PskdError(f"{self.path} is not finished: it has no result.json (continue it with --resume)")
+        return dict(json.loads(self.result_file.read_text()))
+
+    def append_metrics(self, record: dict[str, Any]) -> None:
+        with self.metrics_file.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records so far; a last line that was torn by a crash is left out."""
+        records = []
+        if self.metrics_file.exists():
+            for line in self.metrics_file.read_text().splitlines():
+                try:
+                    records.append(json.loads(line))
+                except ValueError:
+                    break
+        return records
+
+    def keep_metrics(self, epochs: int) -> None:
+        """Drop the records of epochs past the first ``epochs``: a resumed run will write them again."""
+        kept = [record for record in self.metrics() if record["epoch"] <= epochs]
+        if self.metrics_file.exists():
+            write_atomic(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
+
+    def log(self, line: str) -> None:
+        with self.log_file.open("a") as file:
+            file.write(line + "\n")

@@ -1,0 +1,43 @@
+"""Weights in safetensors, with all that is needed to use them inside: classes, view, the model's options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from pskd.engine.files import to_disk
+from pskd.errors import PskdError
+
+_KEY = "pskd"
+
+
+def save(model: nn.Module, path: Path, metadata: dict[str, Any]) -> None:
+    """Write the model's weights and ``metadata`` atomically."""
+    beside = path.with_name(f".{path.name}.writing")
+    safetensors.torch.save_model(model, str(beside), metadata={_KEY: json.dumps(metadata)})
+    beside.chmod(0o644)  # safetensors makes it private
+    to_disk(beside)
+    beside.replace(path)
+    to_disk(path.parent)
+
+
+def load(model: nn.Module, path: Path) -> None:
+    """Read weights into ``model``."""
+    try:
+        safetensors.torch.load_model(model, str(path))
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise PskdError(f"{path} does not fit this model, or is damaged: {str(error).splitlines()[0]}") from error
+
+
+def metadata(path: Path) -> dict[str, Any]:
+    """What was saved beside the weights."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return dict(json.loads((file.metadata() or {})[_KEY]))
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
+        raise PskdError(f"{path} holds no weights of a pskd run: {str(error).splitlines()[0]}") from error

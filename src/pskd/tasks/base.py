@@ -1,0 +1,57 @@
+"""What the engine knows of a task, and all it knows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from pskd.engine.distributed import Group
+from pskd.engine.plan import Step
+from pskd.methods.base import Loss, Method
+
+
+class Evaluation(NamedTuple):
+    """Metrics in the paper's units by name, and the predictions they were computed from (for predictions.npz)."""
+
+    metrics: dict[str, float]
+    predictions: dict[str, np.ndarray]
+
+
+class Task(ABC):
+    """A data set and what is done with a batch of it."""
+
+    unit: str  # what a sample is called in "1,200 img/s"
+    num_classes: int
+    num_samples: int  # rows that a bank needs
+    fingerprint: str  # of the training data
+    has_validation: bool
+    selects_by: str  # the metric (lower is better) that chooses the best epoch on the validation split
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """The model, freshly initialised."""
+
+    @abstractmethod
+    def plan(self, epoch: int, group: Group) -> list[Step]:
+        """This process's steps of an epoch."""
+
+    @abstractmethod
+    def batches(self, plan: Sequence[Step], epoch: int, device: torch.device) -> Iterator[Any]:
+        """One batch for every part of every step, in order."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any, real: int, method: Method) -> Loss:
+        """The mean loss of a batch of which the first ``real`` samples count; none of them: padding, to be ignored."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, split: str, device: torch.device, group: Group) -> Evaluation:
+        """Metrics on the split "val" or "test", exact over processes."""
+
+    @abstractmethod
+    def metadata(self) -> dict[str, Any]:
+        """What is needed beside the weights to predict; saved inside model.safetensors."""

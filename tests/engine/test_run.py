@@ -1,0 +1,60 @@
+"""A run folder belongs to one process and to one configuration."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from helpers import in_child, small
+
+from pskd.engine.run import RunFolder
+from pskd.errors import PskdError
+
+
+def test_in_use_by_another_process(tmp_path: Path) -> None:
+    def hold() -> None:
+        RunFolder(tmp_path / "run").claim(small(), resume=False)
+        time.sleep(60)
+
+    child = in_child(hold)
+    while not (tmp_path / "run" / "config.yaml").exists():
+        time.sleep(0.01)
+    with pytest.raises(PskdError, match="in use by another process"):
+        RunFolder(tmp_path / "run").claim(small(), resume=True)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    RunFolder(tmp_path / "run").claim(small(), resume=True)  # the lock has ended with its process
+
+
+def test_another_configuration(tmp_path: Path) -> None:
+    RunFolder(tmp_path).claim(small(), resume=False)
+    with pytest.raises(PskdError, match=r"belongs to another configuration \(optim.lr: 0.1, 0.2 here\)"):
+        RunFolder(tmp_path).claim(small("optim.lr=0.2"), resume=True)
+    with pytest.raises(PskdError, match="already holds a run: add --resume"):
+        RunFolder(tmp_path).claim(small(), resume=False)
+    assert RunFolder(tmp_path).claim(None, resume=True) == small()
+
+
+def test_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(PskdError, match=r"no config.yaml to resume"):
+        RunFolder(tmp_path / "nothing").claim(None, resume=True)
+
+
+def test_a_torn_last_line_of_metrics_is_left_out(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for epoch in (1, 2, 3):
+        run.append_metrics({"epoch": epoch})
+    with run.metrics_file.open("a") as file:
+        file.write('{"epoch": 4, "tra')
+    assert run.metrics() == [{"epoch": 1}, {"epoch": 2}, {"epoch": 3}]
+    run.keep_metrics(2)
+    assert run.metrics_file.read_text() == '{"epoch": 1}\n{"epoch": 2}\n'
+
+
+@pytest.mark.parametrize("text", ["optim: {lrr: 1}", "- a list", "a: [", "!!python/object/apply:os.mkdir ['x']"])
+def test_a_broken_or_hostile_configuration(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(PskdError, match=r"config.yaml"):
+        RunFolder(tmp_path).config()

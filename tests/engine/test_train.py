@@ -1,0 +1,127 @@
+"""Whole trainings on the embedded digits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import metrics_of, small
+from safetensors.torch import load_file
+
+from pskd.engine.loop import train
+from pskd.engine.use import Prediction, evaluate, predict
+from pskd.errors import PskdError
+from pskd.metrics import functional
+
+METRICS = ("top1_error", "top5_error", "nll", "ece", "aurc", "e_aurc")
+
+
+def test_a_run_folder_has_everything(undisturbed: Callable[..., Path]) -> None:
+    folder = undisturbed()
+    result = json.loads((folder / "result.json").read_text())
+    assert {*METRICS, "seed", "settings", "versions", "seconds", "git", "parameters"} <= result.keys()
+    assert [record["epoch"] for record in metrics_of(folder)] == [1, 2, 3]
+    assert [record["alpha_t"] for record in metrics_of(folder)] == pytest.approx([0.8 / 3, 1.6 / 3, 0.8])
+    assert (folder / "log.txt").read_text().startswith("epoch 1/3 ")
+    stored = np.load(folder / "predictions.npz")
+    probs, labels = torch.from_numpy(stored["probs"]), torch.from_numpy(stored["labels"])
+    assert 100 * float(functional.top_k_error(probs, labels)) == pytest.approx(result["top1_error"])
+    assert 100 * float(functional.expected_calibration_error(probs, labels)) == pytest.approx(result["ece"])
+    assert not any("bank" in name for name in load_file(folder / "model.safetensors"))
+
+
+def test_evaluate_gives_the_same_again(undisturbed: Callable[..., Path]) -> None:
+    folder = undisturbed()
+    result = json.loads((folder / "result.json").read_text())
+    again = evaluate(folder, "test")
+    assert {name: again[name] for name in METRICS} == pytest.approx({name: result[name] for name in METRICS}, rel=1e-5)
+    with pytest.raises(PskdError, match="'val' is not there"):
+        evaluate(folder, "val")
+
+
+def test_seeds_decide(tmp_path: Path, undisturbed: Callable[..., Path]) -> None:
+    train(small(), tmp_path / "same")
+    train(small("seed=1"), tmp_path / "other")
+    assert metrics_of(tmp_path / "same") == metrics_of(undisturbed())
+    assert metrics_of(tmp_path / "other") != metrics_of(undisturbed())
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    result = train(small("data.per_class=null", "model.width=8", "epochs=4"), tmp_path / "run")
+    assert result["top1_error"] < 15
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("train.precision=bf16", "method.memory=snapshot"),
+        ("train.accumulate=3", "train.clip_norm=1.0", "optim=adamw"),
+        ("train.channels_last=false", "optim.schedule=cosine", "optim.warmup=0.2"),
+        ("train.trackers=[tensorboard]", "method=hard"),
+    ],
+    ids=lambda settings: settings[0],
+)
+def test_settings_that_change_how_it_trains(settings: tuple[str, ...], tmp_path: Path) -> None:
+    overrides = [s.replace("optim=adamw", "optim.name=adamw") for s in settings]
+    result = train(small("epochs=2", *overrides), tmp_path / "run")
+    assert all(np.isfinite(result[name]) for name in METRICS)
+    if "train.trackers=[tensorboard]" in settings:
+        assert list((tmp_path / "run").rglob("events.out.tfevents*"))
+
+
+def test_the_best_epoch_is_chosen_on_the_validation_split(tmp_path: Path) -> None:
+    result = train(small("data.val_fraction=0.2", "epochs=4"), tmp_path / "run")
+    by_epoch = {record["epoch"]: record["val"]["top1_error"] for record in metrics_of(tmp_path / "run")}
+    assert by_epoch[result["best"]["epoch"]] == min(by_epoch.values())
+    assert result["best"]["val"]["top1_error"] == min(by_epoch.values())
+    assert result["val"]["top1_error"] == by_epoch[4]
+    assert all("test" not in record for record in metrics_of(tmp_path / "run"))
+    assert result["epoch"] == 4
+
+
+def test_a_bank_of_other_data_is_refused(tmp_path: Path) -> None:
+    """Rows are tied to the samples: a checkpoint for other samples cannot be resumed."""
+    out = tmp_path / "run"
+    config = small("train.save_every=1 epoch", "epochs=1")
+    train(config, out)
+    (out / "result.json").unlink()
+    other = small("train.save_every=1 epoch", "epochs=1", "data.per_class=21")
+    (out / "config.yaml").write_text(other.to_yaml())
+    with pytest.raises(PskdError, match="another or a reordered data set"):
+        train(None, out, resume=True)
+
+
+def test_a_finished_run_is_not_run_again(undisturbed: Callable[..., Path]) -> None:
+    folder = undisturbed()
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    assert train(None, folder, resume=True) == json.loads((folder / "result.json").read_text())
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_predict_goes_on_after_a_broken_image(tmp_path: Path, undisturbed: Callable[..., Path]) -> None:
+    from PIL import Image
+
+    modes = ("RGB", "L", "RGBA", "P", "1", "CMYK", "I;16")
+    for mode in modes:
+        Image.new(mode, (31, 17)).save(tmp_path / f"{mode.replace(';', '')}.tiff")
+    (tmp_path / "broken.png").write_bytes(b"not an image")
+    images = sorted(tmp_path.iterdir())
+    found = list(predict(undisturbed(), images))
+    assert len(found) == len(modes) + 1
+    broken = [item for item in found if isinstance(item, PskdError)]
+    assert len(broken) == 1
+    assert "broken.png" in str(broken[0])
+    for item in found:
+        if isinstance(item, Prediction):
+            assert len(item.classes) == 5
+            shares = [share for _, share in item.classes]
+            assert shares == sorted(shares, reverse=True)
+
+
+def test_an_unavailable_device_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PskdError, match=r"train.device='cuda:7' is not available here"):
+        train(small("train.device=cuda:7"), tmp_path / "run")

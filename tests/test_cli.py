@@ -1,0 +1,119 @@
+"""The command line as a person uses it, also with wrong words."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import SMALL
+
+from pskd.cli import main
+
+
+def pskd(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of one command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["pskd", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    out, err = capfd.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+def test_help_loads_no_torch() -> None:
+    code = "import sys; sys.argv=['pskd', '--help']\nfrom pskd.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}assert 'torch' not in sys.modules"], capture_output=True, text=True, check=True
+    )
+    assert "train" in done.stdout
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["evaluate"], ["predict"], ["recipes"], ["recipes", "copy"]])
+def test_every_command_has_help(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = pskd(capfd, *command, "--help")
+    assert code == 0
+    assert "Usage: " in out
+    if command and command != ["recipes"]:
+        assert "Example" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train"], "which recipe?"),
+        (["train", "digit"], "'digit' is not a recipe; did you mean digits?"),
+        (["train", "digits", "cifar10"], "'cifar10' is a second recipe"),
+        (["train", "digits", "optim.lrr=1"], "did you mean optim.lr?"),
+        (["train", "nothing.yaml"], "nothing.yaml: there is no such file"),
+        (["train", "--resume"], "--resume needs --out"),
+        (["train", "--resume", "--out", "nowhere"], "has no config.yaml to resume from"),
+        (["train", "digits", "model=resnet9"], "resnet9"),
+        (["train", "digits", "model.widht=3"], "widht"),
+        (["train", "digits", "data=digit"], "digits"),
+        (["train", "folder"], "data.root"),
+        (["train", "folder", "data.root=nowhere"], "nowhere"),
+        (["train", "digits", "--out", "file/below"], "choose another --out"),
+        (["train", "cifar100/preact_resnet18", "data.root=nowhere"], "data.download=true"),
+        (["evaluate", "nowhere"], "nowhere is not a run folder"),
+        (["predict", "nowhere", "x.png"], "nowhere has no model.safetensors"),
+        (["recipes", "show", "digit"], "did you mean digits?"),
+        (["tarin"], "tarin"),
+        (["train", "--oot", "x"], "--oot"),
+    ],
+)
+def test_a_mistake_ends_in_one_line(
+    words: list[str], message: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    code, _, err = pskd(capfd, *words)
+    assert code == 2
+    assert message in err
+    assert err.startswith("pskd: ")
+    assert err.count("\n") == 1
+
+
+def test_a_run_from_start_to_prediction(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = pskd(capfd, "train", "digits", *SMALL, "epochs=1")
+    assert code == 0
+    assert "epoch 1/1" in out
+    assert "run folder: runs/digits-ps_kd-0" in out
+    run = "runs/digits-ps_kd-0"
+    assert pskd(capfd, "train", "digits", *SMALL, "epochs=1")[2].endswith("or choose another --out\n")
+    code, out, _ = pskd(capfd, "evaluate", run, "--json")
+    assert json.loads(out)["top1_error"] == json.loads(Path(run, "result.json").read_text())["top1_error"]
+    from PIL import Image
+
+    Image.new("L", (8, 8)).save("zero.png")
+    Path("broken.png").write_bytes(b"")
+    code, out, err = pskd(capfd, "predict", run, "zero.png", "broken.png", "zero.png")
+    assert code == 2
+    assert out.count("zero.png") == 2
+    assert "broken.png" in err
+    code, out, _ = pskd(capfd, "predict", run, "zero.png", "--json", "--top", "3")
+    assert code == 0
+    assert len(json.loads(out)["classes"]) == 3
+
+
+def test_recipes(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "digits" in pskd(capfd, "recipes", "ls")[1]
+    assert pskd(capfd, "recipes", "show", "digits")[1].startswith("# pskd train digits\n")
+    assert pskd(capfd, "recipes", "copy", "digits", "mine.yaml")[0] == 0
+    assert "exists already" in pskd(capfd, "recipes", "copy", "digits", "mine.yaml")[2]
+    assert pskd(capfd, "train", "mine.yaml", *SMALL, "epochs=1", "--out", "mine")[0] == 0
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    code, _, err = pskd(capfd, "train", "digits", "--out", str(tmp_path / "run"))
+    assert code == 2
+    assert "permission denied" in err
