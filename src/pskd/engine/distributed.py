@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ class Group:
         self.world = dist.get_world_size() if self.active else 1
         self.rank = dist.get_rank() if self.active else 0
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0")) if self.active else 0
-        self._gloo = dist.new_group(backend="gloo") if self.active else None
+        self._gloo: Any = dist.new_group(backend="gloo") if self.active else None
         self._pending: tuple[dist.Work | None, Tensor] | None = None
 
     @property

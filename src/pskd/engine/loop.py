@@ -196,7 +196,7 @@ class _Trainer:
         result.update(provenance(self.config, self.task, self.weights, self.group.world, self.epoch_seconds))
         if self.group.leader:
             arrays = io.BytesIO()
-            np.savez(arrays, **final.predictions)
+            np.savez(arrays, allow_pickle=False, **final.predictions)
             write_atomic(self.run.predictions_file, arrays.getvalue())
             write_json(self.run.result_file, result)
         self.group.barrier()
@@ -204,7 +204,12 @@ class _Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of this very moment."""
-        here = {"epoch": self.epoch, "step": self.step, "best": self.best, "epoch_seconds": self.epoch_seconds}
+        here: dict[str, Any] = {
+            "epoch": self.epoch,
+            "step": self.step,
+            "best": self.best,
+            "epoch_seconds": self.epoch_seconds,
+        }
         here["seconds"] = self.seconds_before + (time.monotonic() - self.begun if self.step else 0.0)
         own: dict[str, Any] = {"loss_sum": self.loss_sum, "rng": torch.get_rng_state()}
         if self.device.type == "cuda":

@@ -80,7 +80,7 @@ class Classification(Task):
         assert samples is not None
         model.eval()
         batches = samples.batches(
-            group.share(len(samples)).split(self.config.eval.batch_size),
+            torch.split(group.share(len(samples)), self.config.eval.batch_size),
             device=device,
             workers=self.config.data.workers,
         )

@@ -1,0 +1,103 @@
+"""Crops and flips of whole batches: every image has its own place, and no Python loop runs over them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# The part of the image's area and the aspect ratios that a random resized crop takes, and how often it tries.
+AREA = (0.08, 1.0)
+RATIO = (3 / 4, 4 / 3)
+ATTEMPTS = 10
+
+
+def mirror(images: Tensor, flip: Tensor) -> Tensor:
+    """The images (B, C, H, W), from right to left where ``flip`` (B,) is true."""
+    both = torch.cat((images, images.flip(3)))
+    # Copies whole images; `torch.where` picks byte by byte and takes three times as long.
+    return both.index_select(0, torch.arange(len(images), device=images.device) + len(images) * flip)
+
+
+def shifted_crop(images: Tensor, top: Tensor, left: Tensor, pad: int) -> Tensor:
+    """Crops of the images' own size from the images with a black border of ``pad`` pixels.
+
+    Args:
+        images: (B, C, H, W).
+        top, left: (B,) int64 in 0..2*pad, where in the padded image each crop starts.
+    """
+    _, channels, height, width = images.shape
+    padded = F.pad(images, (pad, pad, pad, pad))
+    image, plane, row, _ = padded.stride()
+    # Every window of the padded batch, overlapping, as a view: window i starts at element i. Choosing whole windows
+    # copies rows of pixels and is four times as fast as indexing pixels.
+    span = (channels - 1) * plane + (height - 1) * row + width
+    windows = padded.as_strided((padded.numel() - span + 1, channels, height, width), (1, plane, row, 1))
+    start = torch.arange(len(images), device=images.device) * image + top * row + left
+    return windows.index_select(0, start)
+
+
+def random_boxes(uniform: Tensor, height: int, width: int) -> Tensor:
+    """Boxes of random area and aspect ratio inside an image, as training on ImageNet takes them.
+
+    Up to ``ATTEMPTS`` areas and ratios are tried for each box; if none fits, it is the largest central one within
+    ``RATIO``.
+
+    Args:
+        uniform: (B, 2 * ATTEMPTS + 2) numbers in [0, 1).
+        height, width: of the images, in pixels.
+
+    Returns:
+        (B, 4) int64: top, left, height, width.
+    """
+    tries, place = uniform[:, :-2].view(-1, ATTEMPTS, 2), uniform[:, -2:]
+    area = height * width * (AREA[0] + (AREA[1] - AREA[0]) * tries[..., 0])
+    low, high = (math.log(ratio) for ratio in RATIO)
+    ratio = torch.exp(low + (high - low) * tries[..., 1])
+    heights, widths = (area / ratio).sqrt().round().long(), (area * ratio).sqrt().round().long()  # (B, ATTEMPTS)
+
+    fits = (heights > 0) & (heights <= height) & (widths > 0) & (widths <= width)
+    found, first = fits.any(dim=1), fits.int().argmax(dim=1, keepdim=True)
+    largest_height, largest_width = _largest_within_ratio(height, width)
+    box_height = torch.where(found, heights.gather(1, first).squeeze(1), largest_height)
+    box_width = torch.where(found, widths.gather(1, first).squeeze(1), largest_width)
+    free_rows, free_columns = height - box_height, width - box_width
+    top = torch.where(found, (place[:, 0] * (free_rows + 1)).long(), free_rows // 2)
+    left = torch.where(found, (place[:, 1] * (free_columns + 1)).long(), free_columns // 2)
+    return torch.stack((top, left, box_height, box_width), dim=1)
+
+
+def _largest_within_ratio(height: int, width: int) -> tuple[int, int]:
+    if width < height * RATIO[0]:
+        return round(width / RATIO[0]), width
+    if width > height * RATIO[1]:
+        return height, round(height * RATIO[1])
+    return height, width
+
+
+def resized_crop(images: Tensor, boxes: Tensor) -> Tensor:
+    """Every image's box, enlarged to the image's own size: bilinear, only pixels inside the box are read.
+
+    Args:
+        images: (B, C, H, W) uint8 or float.
+        boxes: (B, 4) int64: top, left, height, width.
+
+    Returns:
+        (B, C, H, W) float32 in the images' range.
+    """
+    height, width = images.shape[2:]
+    top, left, box_height, box_width = boxes.unbind(1)
+    y = _positions(top, box_height, height)
+    x = _positions(left, box_width, width)
+    grid = torch.stack((x[:, None, :].expand(-1, height, -1), y[:, :, None].expand(-1, -1, width)), dim=-1)
+    return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _positions(start: Tensor, length: Tensor, size: int) -> Tensor:
+    """(B, size): where along one axis the output pixels' centres fall, in ``grid_sample``'s units (-1..1)."""
+    centres = torch.arange(size, device=start.device) + 0.5
+    start, length = start[:, None], length[:, None]
+    pixel = (start + centres * (length / size)).clamp(start + 0.5, start + length - 0.5)
+    return pixel * (2 / size) - 1

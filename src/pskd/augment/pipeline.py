@@ -1,0 +1,101 @@
+"""What happens to a training image between the data set and the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from torch import Tensor
+
+from pskd.augment import colour, geometry
+from pskd.augment.random import uniform
+from pskd.errors import PskdError
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from pskd.data.view import View
+
+Crop = Literal["pad", "resized", "none"]
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Random crop, flip and colours, then the view's normalisation: a pure function of (seed, epoch, sample).
+
+    Args:
+        view: the images' size and normalisation.
+        crop: ``"pad"``: as large as the image, from the image with a black border; ``"resized"``: a random box of 8 to
+            100% of the area, resized; ``"none"``.
+        pad: the border's width in pixels.
+        flip: mirror half of the images.
+        jitter: brightness, contrast and saturation change by up to this part (ImageNet's recipe: 0.4).
+        lighting: standard deviation of the shift along the principal colours (ImageNet's recipe: 0.1); RGB only.
+    """
+
+    view: View
+    crop: Crop = "pad"
+    pad: int = 4
+    flip: bool = True
+    jitter: float = 0.0
+    lighting: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.crop not in get_args(Crop):
+            raise PskdError(f"augment.crop={self.crop} is unknown: take one of {', '.join(get_args(Crop))}")
+        if self.pad < 0:
+            raise PskdError(f"augment.pad={self.pad} is negative: give the width of the border in pixels")
+        if not 0 <= self.jitter <= 1:
+            raise PskdError(f"augment.jitter={self.jitter} is outside 0..1")
+        if not 0 <= self.lighting < float("inf"):
+            raise PskdError(f"augment.lighting={self.lighting} must be 0 or a positive number")
+        if self.lighting and self.view.channels != 3:
+            raise PskdError(f"augment.lighting={self.lighting} needs colour images, these are grey: set it to 0")
+
+    def open(self, path: str | PathLike[str], index: Tensor, *, seed: int, epoch: int) -> Tensor:
+        """Read one image file: a random box of it for the resized crop, else the central view.
+
+        Boxes are cut out of the file's full resolution, so this part is done image by image, where files are decoded.
+
+        Args:
+            index: (1,) int64, the sample's number.
+
+        Returns:
+            (C, H, W) uint8 of the view's size; call the object on a batch of them with ``opened=True``.
+        """
+        if self.crop != "resized":
+            return self.view.open(path)
+        image = self.view.decode(path)
+        top, left, height, width = self._boxes(image.height, image.width, index, seed, epoch)[0].tolist()
+        return self.view.cut(image, (left, top, left + width, top + height))
+
+    def __call__(self, images: Tensor, index: Tensor, *, seed: int, epoch: int, opened: bool = False) -> Tensor:
+        """Augment and normalise a batch on the device where it is.
+
+        Args:
+            images: (B, C, H, W) uint8 of the view's size.
+            index: (B,) int64, the samples' numbers in their data set.
+            opened: the images come from ``open``, which has already taken the box of the resized crop.
+
+        Returns:
+            (B, C, H, W) float32, normalised.
+        """
+        places = uniform(index, seed=seed, epoch=epoch, stream="place", draws=3)
+        if self.crop == "resized" and not opened:
+            images = geometry.resized_crop(images, self._boxes(images.shape[2], images.shape[3], index, seed, epoch))
+        if self.crop == "pad" and self.pad:
+            top, left = (places[:, :2] * (2 * self.pad + 1)).long().unbind(1)
+            images = geometry.shifted_crop(images, top, left, self.pad)
+        if self.flip:
+            images = geometry.mirror(images, places[:, 2] < 0.5)
+        if self.jitter:
+            numbers = uniform(index, seed=seed, epoch=epoch, stream="jitter", draws=4)
+            images = colour.jitter(images.float(), numbers, self.jitter)
+        if self.lighting:
+            numbers = uniform(index, seed=seed, epoch=epoch, stream="lighting", draws=6)
+            images = colour.lighting(images.float(), numbers, self.lighting)
+        return self.view.normalize(images)
+
+    def _boxes(self, height: int, width: int, index: Tensor, seed: int, epoch: int) -> Tensor:
+        numbers = uniform(index, seed=seed, epoch=epoch, stream="box", draws=2 * geometry.ATTEMPTS + 2)
+        return geometry.random_boxes(numbers, height, width)

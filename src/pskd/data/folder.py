@@ -1,0 +1,108 @@
+"""Image files in class folders: a user's own data, and ImageNet."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from pskd.data.image_data import ImageData
+from pskd.data.reason import reason
+from pskd.data.splits import OnDisk
+from pskd.data.view import View
+from pskd.errors import PskdError
+
+# ImageNet's; pretrained models expect them, and they save a pass over all files.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGE_SIZE = 224
+
+
+def load_folder(root: Path, image_size: int | None) -> ImageData:
+    """``root``/train, ``root``/test and, if there is one, ``root``/val, each with one folder of images per class."""
+    if not (root / "test").is_dir() and (root / "val").is_dir():
+        raise PskdError(
+            f"'{root}' has a val but no test folder: rename val to test if results are to be reported on it "
+            "(the best epoch is chosen on val, so it cannot be both)"
+        )
+    return _load("folder", root, {"train": "train", "val": "val", "test": "test"}, image_size)
+
+
+def load_imagenet(root: Path, image_size: int | None) -> ImageData:
+    """ILSVRC2012 in train and val folders of class folders, or as the published archives, which are unpacked first.
+
+    Its validation images are the test split. Classes are named by their WordNet numbers.
+    """
+    if not ((root / "train").is_dir() and (root / "val").is_dir()):
+        from torchvision import datasets
+
+        try:
+            for split in ("train", "val"):
+                datasets.ImageNet(root, split)
+        except (RuntimeError, OSError) as error:
+            raise PskdError(
+                f"no ImageNet in '{root}' ({reason(error)}): data.root=... must name the folder that holds train "
+                "and val, or the three ILSVRC2012 archives"
+            ) from error
+    return _load("imagenet", root, {"train": "train", "test": "val"}, image_size)
+
+
+def _load(name: str, root: Path, folders: dict[str, str], image_size: int | None) -> ImageData:
+    """``folders``: the folder of each split; that of ``val`` may be missing."""
+    if image_size is not None and image_size < 1:
+        raise PskdError(f"data.image_size={image_size}: give the side of the model's input in pixels")
+    view = _view(image_size or IMAGE_SIZE)
+    files = {
+        split: _images_by_class(root, folder)
+        for split, folder in folders.items()
+        if split != "val" or (root / folder).is_dir()
+    }
+    classes = tuple(files["train"])
+    if len(classes) < 2:
+        raise PskdError(f"'{root / folders['train']}' holds one class, '{classes[0]}': there must be at least two")
+    splits = {}
+    for split, by_class in files.items():
+        for first, second in (("train", split), (split, "train")):
+            missing = [label for label in files[first] if label not in files[second]]
+            if missing:
+                raise PskdError(
+                    f"class '{missing[0]}' is in '{root / folders[first]}' but not in '{root / folders[second]}': "
+                    "all splits must have the same class folders"
+                )
+        sizes = torch.tensor([len(paths) for paths in by_class.values()])
+        paths = tuple(path for paths in by_class.values() for path in paths)
+        splits[split] = OnDisk(paths, torch.arange(len(classes)).repeat_interleave(sizes), root, view)
+    return ImageData(name, classes, splits["train"], splits.get("val"), splits["test"], view)
+
+
+def _view(image_size: int) -> View:
+    # Photos are evaluated as the field does it, 224 out of 256; of small images every pixel counts.
+    resize = round(image_size * 256 / 224) if image_size > 64 else None
+    return View(3, (image_size, image_size), resize, MEAN, STD)
+
+
+def _images_by_class(root: Path, split: str) -> dict[str, list[str]]:
+    """The image files, relative to ``root``, of every class folder of a split; both in alphabetical order."""
+    folder = root / split
+    if not folder.is_dir():
+        raise PskdError(f"there is no folder '{folder}': data.root=... must name the folder that holds '{split}'")
+    suffixes = _readable_suffixes()
+    by_class = {}
+    for name in sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
+        by_class[name] = sorted(
+            Path(place, file).relative_to(root).as_posix()
+            for place, _, files in os.walk(folder / name, followlinks=True)
+            for file in files
+            if os.path.splitext(file)[1].lower() in suffixes and not file.startswith(".")
+        )
+        if not by_class[name]:
+            raise PskdError(f"class folder '{folder / name}' holds no image: add some or remove the folder")
+    if not by_class:
+        raise PskdError(f"'{folder}' holds no class folders: put the images of each class into a folder of its name")
+    return by_class
+
+
+def _readable_suffixes() -> set[str]:
+    from PIL import Image
+
+    return {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}

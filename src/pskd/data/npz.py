@@ -1,0 +1,65 @@
+"""One .npz file in the MedMNIST layout: ``train_images``, ``train_labels``, ``val_*`` (may be missing), ``test_*``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pskd.data.image_data import ImageData, in_memory
+from pskd.data.reason import reason
+from pskd.errors import PskdError
+
+
+def load_npz(root: Path) -> ImageData:
+    """Images (N, H, W), (N, H, W, 1) or (N, H, W, 3) of uint8; labels (N,) or (N, 1) of any integer type, from 0."""
+    arrays = _read(root)
+    names = ["train", "test", *(["val"] if {"val_images", "val_labels"} & arrays.keys() else [])]
+    splits = {name: _split(root, arrays, name) for name in names}
+
+    images, labels = splits["train"]
+    counts = labels.bincount()
+    if len(counts) < 2:
+        raise PskdError(f"'{root}': train_labels name one class only, there must be at least two")
+    if not counts.all():
+        raise PskdError(f"'{root}': class {int(counts.argmin())} of 0..{len(counts) - 1} has no training image")
+    for name, (other_images, other_labels) in splits.items():
+        if other_images.shape[1:] != images.shape[1:]:
+            raise PskdError(f"'{root}': {name}_images and train_images differ in size or channels")
+        if other_labels.max() >= len(counts):
+            raise PskdError(
+                f"'{root}': {name}_labels has class {int(other_labels.max())}, train_labels only 0..{len(counts) - 1}"
+            )
+    classes = tuple(str(number) for number in range(len(counts)))
+    return in_memory("npz", classes, train=splits["train"], test=splits["test"], val=splits.get("val"))
+
+
+def _read(file: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError as error:
+        raise PskdError(f"there is no file '{file}': name the .npz file with data.root=...") from error
+    except Exception as error:  # a folder, another format, a damaged archive, Python objects in it
+        raise PskdError(f"cannot read '{file}' ({reason(error)}): name an .npz file with data.root=...") from error
+
+
+def _split(file: Path, arrays: dict[str, np.ndarray], name: str) -> tuple[Tensor, Tensor]:
+    for key in (f"{name}_images", f"{name}_labels"):
+        if key not in arrays:
+            raise PskdError(f"'{file}' has no array '{key}', only {', '.join(sorted(arrays)) or 'none'}")
+    images, labels = arrays[f"{name}_images"], arrays[f"{name}_labels"]
+    if images.dtype != np.uint8:
+        raise PskdError(f"'{file}': {name}_images is {images.dtype}, but pixels must be uint8 in 0..255")
+    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)) or 0 in images.shape:
+        raise PskdError(f"'{file}': {name}_images has shape {images.shape}, not (N, H, W) or (N, H, W, 3)")
+    if labels.dtype.kind not in "iu":
+        raise PskdError(f"'{file}': {name}_labels is {labels.dtype}, but labels must be integers")
+    if labels.shape not in ((len(images),), (len(images), 1)):
+        raise PskdError(f"'{file}': {name}_labels has shape {labels.shape}, not one label for each image")
+    if labels.min() < 0:
+        raise PskdError(f"'{file}': {name}_labels has the negative label {labels.min()}, classes count from 0")
+    pixels = torch.from_numpy(images.reshape(*images.shape[:3], -1)).permute(0, 3, 1, 2).contiguous()
+    return pixels, torch.from_numpy(labels.reshape(-1).astype(np.int64))

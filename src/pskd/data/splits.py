@@ -1,0 +1,199 @@
+"""The samples of one split, in memory or on disk, and how they come out as batches."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from pskd.data.view import View
+from pskd.errors import PskdError
+
+if TYPE_CHECKING:
+    from pskd.augment import Augment
+
+
+class Batch(NamedTuple):
+    """What the model sees: all on one device, all of the same length B."""
+
+    inputs: Tensor  # (B, C, H, W) float32, normalised
+    labels: Tensor  # (B,) int64
+    index: Tensor  # type: ignore[assignment]  # (B,) int64, the samples' numbers in their split
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """A small split as tensors, which move to the training device once; a whole batch is augmented at a time.
+
+    Args:
+        images: (N, C, H, W) uint8.
+        labels: (N,) int64.
+        view: the images' size and normalisation.
+    """
+
+    images: Tensor
+    labels: Tensor
+    view: View
+    _copies: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all pixels and labels in their order."""
+        digest = hashlib.blake2b(repr(tuple(self.images.shape)).encode(), digest_size=16)
+        digest.update(self.images.contiguous().numpy().data)
+        digest.update(self.labels.contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def subset(self, index: Tensor) -> InMemory:
+        """The samples ``index`` (M,), in that order, numbered anew from 0."""
+        return InMemory(self.images[index], self.labels[index], self.view)
+
+    def batches(
+        self,
+        plan: Sequence[Tensor],
+        *,
+        augment: Augment | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+        device: str | torch.device = "cpu",
+        workers: int = 0,
+    ) -> Iterator[Batch]:
+        """One batch for each (B,) tensor of sample numbers in ``plan``; unchanged views without ``augment``.
+
+        ``workers`` is there for splits on disk; here nothing is left for them to do.
+        """
+        device = torch.device(device)
+        if device not in self._copies:
+            self._copies[device] = self.images.to(device), self.labels.to(device)
+        images, labels = self._copies[device]
+        for index in plan:
+            index = index.to(device, non_blocking=True)
+            chosen = images.index_select(0, index)
+            inputs = augment(chosen, index, seed=seed, epoch=epoch) if augment else self.view.normalize(chosen)
+            yield Batch(inputs, labels.index_select(0, index), index)
+
+
+@dataclass(frozen=True, eq=False)
+class OnDisk:
+    """A split of image files: decoded, and cut to one size, by worker processes; the rest is done batch by batch.
+
+    Args:
+        paths: N file names relative to ``root``.
+        labels: (N,) int64.
+        root: the data set's folder.
+        view: what evaluation sees of an image.
+    """
+
+    paths: tuple[str, ...]
+    labels: Tensor
+    root: Path
+    view: View
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all relative paths, file sizes and labels in their order."""
+        digest = hashlib.blake2b(digest_size=16)
+        for path, label in zip(self.paths, self.labels.tolist(), strict=True):
+            try:
+                size = os.stat(self.root / path).st_size
+            except OSError as error:
+                raise PskdError(f"cannot read image '{self.root / path}' ({error.strerror}): restore it") from error
+            digest.update(f"{path}\0{size}\0{label}\n".encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+    def subset(self, index: Tensor) -> OnDisk:
+        """The samples ``index`` (M,), in that order, numbered anew from 0."""
+        return OnDisk(tuple(self.paths[i] for i in index.tolist()), self.labels[index], self.root, self.view)
+
+    def batches(
+        self,
+        plan: Sequence[Tensor],
+        *,
+        augment: Augment | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+        device: str | torch.device = "cpu",
+        workers: int = 0,
+    ) -> Iterator[Batch]:
+        """One batch for each (B,) tensor of sample numbers in ``plan``; unchanged views without ``augment``.
+
+        ``workers`` processes decode files ahead of the training; 0 decodes them here. The batches are the same.
+        """
+        device = torch.device(device)
+        loader = DataLoader(
+            _Decoder(self, plan, augment, seed, epoch),
+            batch_size=None,
+            num_workers=min(workers, len(plan)),
+            pin_memory=device.type == "cuda",
+            worker_init_fn=_shield_from_signals,
+            # Without its own generator each loader would take a number from torch's global one, and a run that was
+            # resumed within an epoch would go on with other random numbers than an undisturbed one.
+            generator=torch.Generator(),
+        )
+        for index, images in zip(plan, loader, strict=True):
+            if isinstance(images, str):
+                raise PskdError(images)
+            labels = self.labels[index].to(device, non_blocking=True)
+            index, images = index.to(device, non_blocking=True), images.to(device, non_blocking=True)
+            if augment:
+                inputs = augment(images, index, seed=seed, epoch=epoch, opened=True)
+            else:
+                inputs = self.view.normalize(images)
+            yield Batch(inputs, labels, index)
+
+
+Split = InMemory | OnDisk
+
+
+@dataclass(frozen=True)
+class _Decoder(Dataset[Tensor | str]):
+    """Item i is the i-th batch of the plan: (B, C, H, W) uint8, or what is wrong with one of its files.
+
+    An exception of a worker process would arrive with the worker's traceback in its message; a string arrives as it is.
+    """
+
+    split: OnDisk
+    plan: Sequence[Tensor]
+    augment: Augment | None
+    seed: int
+    epoch: int
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __getitem__(self, step: int) -> Tensor | str:
+        try:
+            return torch.stack([self._open(index) for index in self.plan[step].view(-1, 1)])
+        except PskdError as error:
+            return str(error)
+
+    def _open(self, index: Tensor) -> Tensor:
+        path = self.split.root / self.split.paths[int(index)]
+        if self.augment is None:
+            return self.split.view.open(path)
+        return self.augment.open(path, index, seed=self.seed, epoch=self.epoch)
+
+
+def _shield_from_signals(_worker: int) -> None:
+    """Ctrl-C and a job's end are sent to the whole process group: only the main process shall answer them.
+
+    It still needs its workers for the step it finishes before it saves, and ends them itself; they notice when it dies.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()

@@ -1,0 +1,77 @@
+"""Parts of a data set: fewer classes, fewer samples of each, a validation split. All draws depend on the seed alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pskd.augment.random import uniform
+from pskd.errors import PskdError
+
+if TYPE_CHECKING:
+    from pskd.data import ImageData
+    from pskd.data.splits import Split
+
+
+def first_classes(data: ImageData, num_classes: int) -> ImageData:
+    """The data set of the first ``num_classes`` classes only."""
+    if not 2 <= num_classes <= len(data.classes):
+        raise PskdError(f"data.num_classes={num_classes}: take 2 to {len(data.classes)}, the classes of '{data.name}'")
+
+    def keep(split: Split) -> Split:
+        return split.subset((split.labels < num_classes).nonzero().squeeze(1))
+
+    return replace(
+        data,
+        classes=data.classes[:num_classes],
+        train=keep(data.train),
+        val=None if data.val is None else keep(data.val),
+        test=keep(data.test),
+    )
+
+
+def few_per_class(data: ImageData, per_class: int, seed: int) -> ImageData:
+    """The data set with ``per_class`` training samples of each class."""
+    labels = data.train.labels
+    counts = labels.bincount(minlength=len(data.classes))
+    smallest = int(counts.argmin())
+    if not 1 <= per_class <= counts[smallest]:
+        raise PskdError(
+            f"data.per_class={per_class}: take 1 to {counts[smallest]}, "
+            f"the number of training images of class '{data.classes[smallest]}'"
+        )
+    keep = drawn_per_class(labels, torch.full_like(counts, per_class), seed, "per_class")
+    return replace(data, train=data.train.subset(keep.nonzero().squeeze(1)))
+
+
+def hold_out(data: ImageData, fraction: float, seed: int) -> ImageData:
+    """Make a random part of the training samples the validation split."""
+    if data.val is not None:
+        raise PskdError(f"data.val_fraction={fraction}: '{data.name}' has a validation split of its own, set it to 0")
+    total = len(data.train)
+    held_out = round(total * fraction) if 0 < fraction < 1 else 0
+    if not 0 < held_out < total:
+        raise PskdError(
+            f"data.val_fraction={fraction} of {total} training samples leaves none on one side: take e.g. 0.1"
+        )
+    order = _shuffled(total, seed, "validation")
+    val, train = order[:held_out].sort().values, order[held_out:].sort().values
+    return replace(data, train=data.train.subset(train), val=data.train.subset(val))
+
+
+def drawn_per_class(labels: Tensor, counts: Tensor, seed: int, stream: str) -> Tensor:
+    """Draw ``counts[c]`` random samples of each class c: a mask (N,) over ``labels`` (N,)."""
+    order = _shuffled(len(labels), seed, stream)
+    by_class = order[labels[order].argsort(stable=True)]  # class after class, shuffled inside
+    sizes = labels.bincount(minlength=len(counts))
+    rank = torch.arange(len(labels)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    drawn = torch.zeros(len(labels), dtype=torch.bool)
+    drawn[by_class] = rank < counts.repeat_interleave(sizes)
+    return drawn
+
+
+def _shuffled(total: int, seed: int, stream: str) -> Tensor:
+    return uniform(torch.arange(total), seed=seed, epoch=0, stream=stream).squeeze(1).argsort(stable=True)

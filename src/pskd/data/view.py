@@ -1,0 +1,115 @@
+"""How an image, of whatever size and kind, becomes the model's input."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import IO, Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from pskd.augment.constant import constant
+from pskd.data.reason import reason
+from pskd.errors import PskdError
+
+Source = str | os.PathLike[str] | IO[bytes]
+
+
+@dataclass(frozen=True)
+class View:
+    """The central part of an image at a fixed size, and its normalisation. It is saved with a model's weights.
+
+    Args:
+        channels: 1 (grey) or 3 (RGB).
+        size: height and width in pixels.
+        resize: what the shorter side is scaled to before the centre of ``size`` is cut out; None: the longer of
+            ``size``, so that nothing is lost of a square image.
+        mean, std: per channel, for pixels in 0..1.
+    """
+
+    channels: int
+    size: tuple[int, int]
+    resize: int | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers and lists only, for JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> View:
+        """The view that ``to_dict`` described."""
+        try:
+            tuples: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+            view = cls(**tuples)
+        except TypeError as error:
+            raise PskdError(f"this is no description of a view ({error}): {dict(values)}") from error
+        if len(view.size) != 2 or not view.channels == len(view.mean) == len(view.std) or view.channels not in (1, 3):
+            raise PskdError(f"a view needs two sizes and, for 1 or 3 channels, as many means and deviations: {view}")
+        return view
+
+    def open(self, source: Source) -> Tensor:
+        """Read an image file as uint8 (C, H, W): scaled and cut out as evaluation sees it."""
+        return _pixels(self._centre(self.decode(source)))
+
+    def decode(self, source: Source) -> Image.Image:
+        """Read an image file in its own size, upright, as 8-bit grey or RGB; of an animation the first frame."""
+        try:
+            with Image.open(source) as image:
+                return _convert(ImageOps.exif_transpose(image), "L" if self.channels == 1 else "RGB")
+        except Exception as error:  # on damaged files Pillow's decoders raise whatever they stumble over
+            name = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", "a stream")
+            raise PskdError(f"cannot read image '{os.fspath(name)}' ({reason(error)}): repair or remove it") from error
+
+    def cut(self, image: Image.Image, box: tuple[int, int, int, int]) -> Tensor:
+        """A box (left, top, right, bottom) of a decoded image, scaled to the view's size: uint8 (C, H, W)."""
+        return _pixels(image.crop(box).resize(self.size[::-1], Image.Resampling.BILINEAR))
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Pixels in 0..255 (uint8 or float, (B, C, H, W)) as the model's float32 input on the same device."""
+        factor = tuple(1 / (255 * std) for std in self.std)
+        shift = tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
+        shape = (self.channels, 1, 1)
+        inputs = images.to(torch.float32, copy=True)
+        inputs *= constant(factor, torch.float32, images.device).view(shape)
+        inputs += constant(shift, torch.float32, images.device).view(shape)
+        return inputs
+
+    def _centre(self, image: Image.Image) -> Image.Image:
+        height, width = self.size
+        scale = max(height / image.height, width / image.width)
+        if self.resize is not None:
+            scale *= self.resize / max(self.size)
+        image = _middle(image, limit=4 * max(self.size) / scale)
+        # The tolerance keeps 341 from becoming 340.99... and then 340.
+        scaled = max(width, int(image.width * scale + 1e-6)), max(height, int(image.height * scale + 1e-6))
+        image = image.resize(scaled, Image.Resampling.BILINEAR)
+        left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+        return image.crop((left, top, left + width, top + height))
+
+
+def _middle(image: Image.Image, limit: float) -> Image.Image:
+    """A very long image's middle: of 1 x 10,000 pixels little is seen, but scaled up whole it would fill the memory."""
+    if max(image.size) <= limit:
+        return image
+    width, height = (min(side, int(limit)) for side in image.size)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
+def _convert(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits, which convert() would cut off at 255
+        return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8)).convert(mode)
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # Pillow warns where a palette's transparency is dropped in one step
+    return image.convert(mode)
+
+
+def _pixels(image: Image.Image) -> Tensor:
+    pixels = torch.from_numpy(np.array(image))
+    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torchvision.transforms.v2 import functional as tv
+
+from pskd.augment import colour
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_every_time():
+    torch.manual_seed(0)
+
+
+def test_jitter_equals_torchvision_with_the_same_factors_and_order():
+    changes = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation)
+    uniform = torch.rand(60, 4)
+    uniform[:, 3] = (torch.arange(60) % 6 + 0.5) / 6  # all orders
+    images = torch.randint(0, 256, (60, 3, 9, 7)).float()
+    ours = colour.jitter(images, uniform, 0.4)
+    for number, (image, result) in enumerate(zip(images, ours, strict=True)):
+        expected = image / 255
+        for change in colour._ORDERS[number % 6]:
+            expected = changes[change](expected, 1 + 0.4 * (2 * float(uniform[number, change]) - 1))
+        # Our mean grey is one of whole numbers; with 63 pixels that is off by 1/2 of 255 at most.
+        assert torch.allclose(result / 255, expected, atol=0.3 / 255)
+
+
+def test_jitter_of_no_strength_changes_nothing():
+    images = torch.randint(0, 256, (5, 3, 4, 4)).float()
+    assert torch.allclose(colour.jitter(images, torch.rand(5, 4), 0.0), images)
+
+
+def test_jitter_of_grey_images_has_no_saturation():
+    images = torch.rand(6, 1, 5, 5) * 255
+    uniform = torch.full((6, 4), 0.5)  # factor 1
+    uniform[:, 2] = torch.rand(6)
+    assert torch.allclose(colour.jitter(images, uniform, 0.4), images, atol=1e-3)
+
+
+def test_lighting_has_the_covariance_of_the_principal_colours():
+    n = 200_000
+    shifts = colour.lighting(torch.zeros(n, 3, 1, 1), torch.rand(n, 6), 0.1).flatten(1).double() / 255
+    directions = torch.tensor(colour._COMPONENTS).double() * torch.tensor(colour._DEVIATIONS).double()
+    expected = 0.01 * directions @ directions.T
+    assert torch.allclose(shifts.T.cov(), expected, atol=4 * float(expected.max()) * (2 / n) ** 0.5)
+    assert (shifts.mean(0).abs() < 4 * (expected.diagonal() / n).sqrt()).all()
+
+
+def test_lighting_shifts_all_pixels_of_an_image_alike():
+    images = torch.rand(3, 3, 4, 5) * 255
+    shift = colour.lighting(images, torch.rand(3, 6), 0.1) - images
+    assert torch.allclose(shift, shift[:, :, :1, :1].expand_as(shift), atol=1e-3)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pskd.augment import Augment
+from pskd.data import View
+from pskd.errors import PskdError
+
+RGB = View(3, (32, 32), None, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+RAW = View(3, (32, 32), None, (0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))  # normalising changes nothing
+SETTINGS = {
+    "cifar": {},
+    "imagenet": {"crop": "resized", "jitter": 0.4, "lighting": 0.1},
+    "everything": {"crop": "pad", "jitter": 0.4, "lighting": 0.1},
+    "plain": {"crop": "none", "flip": False},
+}
+
+
+def photos(n: int) -> torch.Tensor:
+    return torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def coordinates(n: int) -> torch.Tensor:
+    """Images whose pixels say where they are: red the row, green the column, counted from 1 (0 is the border)."""
+    places = torch.arange(1, 33, dtype=torch.uint8)
+    rows, columns = places[:, None].expand(32, 32), places.expand(32, 32)
+    return torch.stack((rows, columns, rows)).expand(n, -1, -1, -1)
+
+
+def places_of(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Top, left (0..8) and flip of crops of ``coordinates``, read from their two central pixels."""
+    left_pixel, right_pixel = inputs[:, 1, 16, 15], inputs[:, 1, 16, 16]
+    flip = right_pixel < left_pixel
+    return (inputs[:, 0, 16, 16] - 13).long(), (torch.where(flip, right_pixel, left_pixel) - 12).long(), flip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_sample_comes_out_the_same_to_the_bit_in_any_batch(name: str):
+    images, augment = photos(100), Augment(RGB, **SETTINGS[name])
+    index = torch.arange(1000, 1100)
+    whole = augment(images, index, seed=3, epoch=5)
+    assert whole.dtype == torch.float32
+    assert whole.shape == images.shape
+    order = torch.arange(100).flip(0)
+    assert torch.equal(augment(images[order], index[order], seed=3, epoch=5), whole[order])
+    for start, stop in ((0, 1), (1, 8), (8, 71), (71, 100)):
+        part = augment(images[start:stop], index[start:stop], seed=3, epoch=5)
+        assert torch.equal(part, whole[start:stop])
+
+
+@pytest.mark.parametrize("name", ["cifar", "imagenet"])
+def test_epochs_and_seeds_differ(name: str):
+    images, augment, index = photos(50), Augment(RGB, **SETTINGS[name]), torch.arange(50)
+    first = augment(images, index, seed=0, epoch=0)
+    for other in (augment(images, index, seed=0, epoch=1), augment(images, index, seed=1, epoch=0)):
+        same = (first == other).flatten(1).all(1)
+        assert same.sum() <= 3  # a crop and flip out of 162 may come twice
+
+
+def test_crops_are_uniform_over_all_offsets_and_half_are_flipped():
+    n = 81 * 200
+    top, left, flip = places_of(Augment(RAW)(coordinates(n), torch.arange(n), seed=0, epoch=0))
+    counts = (top * 9 + left).bincount(minlength=81)
+    assert len(counts) == 81
+    assert abs(((counts - 200) ** 2 / 200).sum() - 80) < 4 * 160**0.5
+    assert abs(flip.double().mean() - 0.5) < 4 * 0.5 / n**0.5
+    for one, other in ((top, left), (top, flip), (left, flip)):
+        assert abs(torch.corrcoef(torch.stack((one, other)).double())[0, 1]) < 4 / n**0.5
+
+
+def test_the_border_is_black_before_the_normalisation():
+    white = torch.full((200, 3, 32, 32), 255, dtype=torch.uint8)
+    inputs = Augment(RGB)(white, torch.arange(200), seed=0, epoch=0)
+    black, bright = ((value - torch.tensor(RGB.mean)) / torch.tensor(RGB.std) for value in (0.0, 1.0))
+    for channel in range(3):
+        values = inputs[:, channel].unique()
+        assert torch.allclose(values, torch.stack((black[channel], bright[channel])), atol=1e-5)
+
+
+def test_without_crop_and_flip_only_the_normalisation_is_left():
+    images = photos(10)
+    plain = Augment(RGB, crop="none", flip=False)(images, torch.arange(10), seed=0, epoch=0)
+    assert torch.equal(plain, RGB.normalize(images))
+
+
+def test_flip_alone_mirrors_half():
+    images, index = photos(400), torch.arange(400)
+    inputs = Augment(RAW, crop="none")(images, index, seed=0, epoch=0)
+    same = (inputs == images).flatten(1).all(1)
+    mirrored = (inputs == images.flip(3)).flatten(1).all(1)
+    assert (same ^ mirrored).all()
+    assert abs(int(mirrored.sum()) - 200) < 40
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"crop": "centre"}, "augment.crop=centre.*pad, resized, none"),
+        ({"pad": -1}, "augment.pad=-1"),
+        ({"jitter": 1.5}, "augment.jitter=1.5"),
+        ({"jitter": float("nan")}, "augment.jitter=nan"),
+        ({"lighting": -0.1}, "augment.lighting=-0.1"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict, message: str):
+    with pytest.raises(PskdError, match=message):
+        Augment(RGB, **settings)
+
+
+def test_lighting_needs_colours():
+    with pytest.raises(PskdError, match=r"lighting.*colour"):
+        Augment(View(1, (8, 8), None, (0.5,), (0.5,)), lighting=0.1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_same_crops():
+    images, index = photos(100), torch.arange(100)
+    here = Augment(RGB)(images, index, seed=0, epoch=0)
+    assert torch.equal(here, Augment(RGB)(images.cuda(), index.cuda(), seed=0, epoch=0).cpu())

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import hashlib
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pskd import data
+from pskd.data import InMemory
+from pskd.errors import PskdError
+
+
+def rows(split: InMemory) -> set[tuple[int, bytes]]:
+    return {(int(label), image.numpy().tobytes()) for image, label in zip(split.images, split.labels, strict=True)}
+
+
+class TestDigits:
+    def test_is_a_fixed_stratified_split_of_all_digits(self):
+        digits = data.load("digits")
+        assert digits.classes == tuple("0123456789")
+        assert digits.val is None
+        assert len(digits.train) + len(digits.test) == 1797
+        assert digits.train.images.shape[1:] == (1, 8, 8)
+        assert digits.train.images.dtype == torch.uint8
+        assert int(digits.train.images.max()) == 255
+        everything = torch.cat((digits.train.labels, digits.test.labels)).bincount()
+        assert torch.equal(digits.test.labels.bincount(), (everything * 0.2).round().long())
+        again = data.load("digits", seed=5)
+        assert again.train.fingerprint == digits.train.fingerprint
+        assert again.test.fingerprint == digits.test.fingerprint
+
+    def test_the_training_images_are_normalised_to_mean_0_and_deviation_1(self):
+        digits = data.load("digits")
+        inputs = digits.view.normalize(digits.train.images)
+        assert abs(inputs.mean()) < 1e-5
+        assert abs(inputs.std(correction=0) - 1) < 1e-5
+
+
+class TestSubsets:
+    def test_a_validation_split_has_the_exact_size_and_takes_away_nothing_else(self):
+        whole, parts = data.load("digits"), data.load("digits", val_fraction=0.1, seed=3)
+        assert len(parts.val) == round(0.1 * len(whole.train))
+        assert len(parts.train) == len(whole.train) - len(parts.val)
+        assert torch.equal(torch.cat((parts.train.labels, parts.val.labels)).bincount(), whole.train.labels.bincount())
+        assert rows(parts.train) | rows(parts.val) == rows(whole.train)
+        assert parts.test.fingerprint == whole.test.fingerprint
+        assert parts.view == whole.view
+
+    def test_the_validation_split_depends_on_the_seed_alone(self):
+        same, again, other = (data.load("digits", val_fraction=0.2, seed=seed).val for seed in (1, 1, 2))
+        assert same.fingerprint == again.fingerprint
+        assert same.fingerprint != other.fingerprint
+        shared = len(rows(same) & rows(other)) / len(same)
+        assert 0.1 < shared < 0.3  # two independent draws of a fifth
+
+    def test_fewer_classes(self):
+        some = data.load("digits", num_classes=3)
+        assert some.classes == ("0", "1", "2")
+        for split in (some.train, some.test):
+            assert split.labels.unique().tolist() == [0, 1, 2]
+        whole = data.load("digits")
+        assert len(some.test) == int((whole.test.labels < 3).sum())
+
+    def test_fewer_samples_of_each_class(self):
+        some = data.load("digits", per_class=12, num_classes=4)
+        assert some.train.labels.bincount().tolist() == [12] * 4
+        assert rows(some.train) < rows(data.load("digits").train)
+        assert len(some.test) == len(data.load("digits", num_classes=4).test)
+        first, again, other = (data.load("digits", per_class=12, seed=seed).train.fingerprint for seed in (0, 0, 1))
+        assert first == again != other
+
+    def test_validation_samples_come_out_of_the_subset(self):
+        some = data.load("digits", per_class=20, val_fraction=0.25)
+        assert (len(some.train), len(some.val)) == (150, 50)
+
+    @pytest.mark.parametrize("fraction", [-0.1, 1.0, 1e-9, 0.99999, float("nan")])
+    def test_a_useless_fraction_is_refused(self, fraction: float):
+        with pytest.raises(PskdError, match=r"data\.val_fraction="):
+            data.load("digits", val_fraction=fraction)
+
+    @pytest.mark.parametrize("number", [0, 1, 11])
+    def test_an_impossible_number_of_classes_is_refused(self, number: int):
+        with pytest.raises(PskdError, match=r"data\.num_classes=.*2 to 10"):
+            data.load("digits", num_classes=number)
+
+    @pytest.mark.parametrize("number", [0, 1000])
+    def test_an_impossible_number_of_samples_is_refused(self, number: int):
+        with pytest.raises(PskdError, match=r"data\.per_class=.*class '"):
+            data.load("digits", per_class=number)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "fashion_mnist"])
+def test_a_missing_set_tells_what_to_do(tmp_path: Path, name: str):
+    with pytest.raises(PskdError, match=r"data\.root=.*data\.download=true") as caught:
+        data.load(name, root=tmp_path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(PskdError, match=r"needs data\.root="):
+        data.load(name)
+
+
+def test_a_damaged_cifar_file_is_never_unpickled(tmp_path: Path):
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    (tmp_path / "harmed").touch()
+    for name in ("train", "test", "meta"):
+        (folder / name).write_bytes(b"cpathlib\nPath\n(V" + str(tmp_path / "harmed").encode() + b"\ntR.")
+    with pytest.raises(PskdError, match="missing or damaged"):
+        data.load("cifar100", root=tmp_path)
+
+
+def test_cifar10_in_its_published_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from torchvision.datasets import CIFAR10
+
+    folder = tmp_path / CIFAR10.base_folder
+    folder.mkdir()
+    random = np.random.default_rng(0)
+
+    def write(name: str, content: dict) -> list[str]:
+        raw = pickle.dumps(content)
+        (folder / name).write_bytes(raw)
+        return [name, hashlib.md5(raw).hexdigest()]
+
+    def batch() -> dict:
+        return {"data": random.integers(0, 256, (20, 3072), dtype=np.uint8), "labels": [i % 10 for i in range(20)]}
+
+    batches = [batch() for _ in range(6)]
+    monkeypatch.setattr(CIFAR10, "train_list", [write(f"data_batch_{i}", batches[i]) for i in range(1, 6)])
+    monkeypatch.setattr(CIFAR10, "test_list", [write("test_batch", batches[0])])
+    meta = write("batches.meta", {"label_names": [f"class {i}" for i in range(10)]})
+    monkeypatch.setattr(CIFAR10, "meta", {"filename": meta[0], "key": "label_names", "md5": meta[1]})
+
+    cifar = data.load("cifar10", root=tmp_path, download=True)  # nothing is missing, nothing is fetched
+    assert cifar.classes[3] == "class 3"
+    assert (len(cifar.train), len(cifar.test)) == (100, 20)
+    assert torch.equal(cifar.test.images, torch.from_numpy(batches[0]["data"]).view(20, 3, 32, 32))
+    assert cifar.test.images.is_contiguous()
+    assert cifar.test.labels.tolist() == batches[0]["labels"]
+    assert cifar.view.mean == (0.4914, 0.4822, 0.4465)
+    assert cifar.view.std == (0.2023, 0.1994, 0.2010)
+
+
+def test_fashion_mnist_in_its_published_layout(tmp_path: Path):
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    images = np.random.default_rng(0).integers(0, 256, (30, 28, 28), dtype=np.uint8)
+    labels = np.arange(30, dtype=np.uint8) % 10
+
+    def idx(array: np.ndarray) -> bytes:
+        return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes() + array.tobytes()
+
+    for part, count in (("train", 30), ("t10k", 10)):
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(idx(images[:count]))
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(idx(labels[:count]))
+    fashion = data.load("fashion_mnist", root=tmp_path)
+    assert len(fashion.classes) == 10
+    assert torch.equal(fashion.train.images[:, 0], torch.from_numpy(images))
+    assert fashion.test.labels.tolist() == list(range(10))
+    assert fashion.test.labels.dtype == torch.int64
+    assert abs(fashion.view.mean[0] - images.mean() / 255) < 1e-9
+    assert abs(fashion.view.std[0] - images.std() / 255) < 1e-9
+
+    (raw / "train-images-idx3-ubyte").write_bytes(idx(images)[:5000])
+    with pytest.raises(PskdError, match="fashion_mnist"):
+        data.load("fashion_mnist", root=tmp_path)
+
+
+def test_the_real_cifar100(real_data: Path):
+    cifar = data.load("cifar100", root=real_data, val_fraction=0.1, num_classes=20)
+    assert cifar.classes[:3] == ("apple", "aquarium_fish", "baby")
+    assert (len(cifar.train), len(cifar.val), len(cifar.test)) == (9000, 1000, 2000)
+    assert cifar.test.labels.bincount().tolist() == [100] * 20
+    inputs = next(cifar.test.batches([torch.arange(2000)])).inputs
+    assert inputs.shape == (2000, 3, 32, 32)
+    assert inputs.mean().abs() < 0.5
+
+
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(PskdError, match=r"data\.name=cifar1000 .*did you mean cifar100\?.*digits, cifar10"):
+        data.load("cifar1000")
+
+
+def test_settings_that_cannot_be_met_are_refused(tmp_path: Path):
+    with pytest.raises(PskdError, match=r"data\.image_size=64: .*fixed size"):
+        data.load("digits", image_size=64)
+    with pytest.raises(PskdError, match=r"data\.download=true: 'folder' cannot be downloaded"):
+        data.load("folder", root=tmp_path, download=True)
