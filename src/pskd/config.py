@@ -55,6 +55,33 @@ class HardConfig(Section):
     name: Literal["hard"] = "hard"
 
 
+class LabelSmoothingConfig(Section):
+    """`others_only` is fairseq's variant: the label gives its share to the other classes only."""
+
+    name: Literal["label_smoothing"] = "label_smoothing"
+    epsilon: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    others_only: bool = False
+
+
+class CSKDConfig(Section):
+    name: Literal["cs_kd"] = "cs_kd"
+    temperature: Positive = 4.0
+    weight: NotNegative = 1.0
+
+
+class TFKDConfig(Section):
+    """`teacher` is a finished run's folder, for `variant=self`; `a` and `released` belong to `variant=reg`."""
+
+    name: Literal["tf_kd"] = "tf_kd"
+    variant: Literal["self", "reg"] = "self"
+    teacher: str | None = None
+    temperature: Positive | None = None
+    alpha: Share | None = None
+    multiplier: Positive = 1.0
+    a: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    released: bool = False
+
+
 class PSKDConfig(Section):
     """`alpha` is alpha_T. `form`, `k`, `dtype`, `path` are the bank's, `refresh` (epochs) is the snapshot's."""
 
@@ -69,20 +96,32 @@ class PSKDConfig(Section):
     refresh: Positive = 1.0
 
 
-MethodConfig = Annotated[Union[HardConfig, PSKDConfig], Field(discriminator="name")]  # noqa: UP007
+MethodConfig = Annotated[
+    Union[HardConfig, LabelSmoothingConfig, CSKDConfig, TFKDConfig, PSKDConfig],  # noqa: UP007
+    Field(discriminator="name"),
+]
 METHODS: dict[str, type[Section]] = {
     kind.model_fields["name"].default: kind for kind in get_args(get_args(MethodConfig)[0])
 }
 
 
 class AugmentConfig(Section):
-    """`crop=pad` pads by `pad` pixels and cuts the old size; `resized` is ImageNet's random area and ratio."""
+    """`crop=pad` pads by `pad` pixels and cuts the old size; `resized` is ImageNet's random area and ratio.
+
+    `mix` is Cutout with a square `hole`, or CutMix or Mixup with lambda ~ Beta(beta, beta). `mix_probability` is that
+    of mixing a batch, by default 0.5 for CutMix and 1 for the others; with PS-KD and CS-KD each sample is mixed with
+    probability 0.5.
+    """
 
     crop: Literal["pad", "resized", "none"] = "pad"
     pad: Annotated[int, Field(ge=0)] = 4
     flip: bool = True
     jitter: NotNegative = 0.0
     lighting: NotNegative = 0.0
+    mix: Literal["none", "cutout", "cutmix", "mixup"] = "none"
+    hole: Count = 8
+    beta: Positive = 1.0
+    mix_probability: Share | None = None
 
 
 class OptimConfig(Section):

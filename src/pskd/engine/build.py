@@ -7,15 +7,26 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pskd.config import Config, HardConfig, OptimConfig, PSKDConfig
+from pskd.config import (
+    Config,
+    CSKDConfig,
+    HardConfig,
+    LabelSmoothingConfig,
+    OptimConfig,
+    PSKDConfig,
+    TFKDConfig,
+)
 from pskd.engine.distributed import Group
 from pskd.errors import PskdError
 from pskd.memory.bank import PredictionBank
 from pskd.memory.base import Memory
 from pskd.memory.snapshot import Snapshot
 from pskd.methods.base import Method
+from pskd.methods.cs_kd import CSKD
 from pskd.methods.hard import Hard
+from pskd.methods.label_smoothing import LabelSmoothing
 from pskd.methods.ps_kd import PSKD
+from pskd.methods.tf_kd import TFKD
 from pskd.tasks.base import Task
 
 DENSE_UP_TO = 1000  # classes; above, a bank keeps the top k
@@ -55,6 +66,15 @@ def method(config: Config, task: Task, model: nn.Module, steps_per_epoch: int, f
     settings = config.method
     if isinstance(settings, HardConfig):
         return Hard()
+    if isinstance(settings, LabelSmoothingConfig):
+        return LabelSmoothing(settings.epsilon, settings.others_only)
+    if isinstance(settings, CSKDConfig):
+        return CSKD(settings.temperature, settings.weight)
+    if isinstance(settings, TFKDConfig):
+        if settings.variant == "reg" and settings.a * task.num_classes <= 1:
+            raise PskdError(f"method.a={settings.a} must be more than 1/{task.num_classes}, one over the classes")
+        own = settings.model_dump(exclude={"name", "teacher"})
+        return TFKD(**own)
     assert isinstance(settings, PSKDConfig)
     memory: Memory
     if settings.memory == "snapshot":

@@ -54,13 +54,13 @@ def train(config: Config | None, out: Path, *, resume: bool = False) -> dict[str
         if resume and run.result_file.exists():
             return run.result()
         task = Classification(config)
-        with _accelerator(config, out) as accelerator, kind_errors("writing"):
-            return _Trainer(config, task, run, accelerator).fit()
+        with accelerator(config, out) as devices, kind_errors("writing"):
+            return Trainer(config, task, run, devices).fit()
     finally:
         run.release()
 
 
-class _Trainer:
+class Trainer:
     """The state of a run, and what moves it forward."""
 
     def __init__(self, config: Config, task: Task, run: RunFolder, accelerator: Accelerator) -> None:
@@ -258,7 +258,7 @@ class _Trainer:
 
 
 @contextlib.contextmanager
-def _accelerator(config: Config, out: Path) -> Iterator[Accelerator]:
+def accelerator(config: Config, out: Path) -> Iterator[Accelerator]:
     """The devices and processes of this run; its trackers are told the settings."""
     settings = config.train
     AcceleratorState._reset_state()  # or a second training in one process would keep the first one's precision

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pskd import models
 from pskd.data import View
 from pskd.engine import build, weights
 from pskd.engine.distributed import Group
@@ -33,9 +32,7 @@ def evaluate(run_path: Path, split: str, data_root: str | None = None) -> dict[s
     task = Classification(config)
     if split not in ("test", "val") or (split == "val" and not task.has_validation):
         raise PskdError(f"split {split!r} is not there; allowed are test{', val' if task.has_validation else ''}")
-    model = task.model()
-    _finished(run)
-    weights.load(model, run.model_file)
+    model, _ = weights.restore(run_path)
     device = _device(config.train.device)
     metrics = task.evaluate(model.to(device), split, device, Group()).metrics
     return {**metrics, "ece_bins": config.eval.ece_bins, "num_classes": task.num_classes}
@@ -44,14 +41,9 @@ def evaluate(run_path: Path, split: str, data_root: str | None = None) -> dict[s
 @torch.no_grad()
 def predict(run_path: Path, images: Sequence[Path], top: int = 5) -> Iterator[Prediction | PskdError]:
     """The likeliest classes of each image; an image that cannot be read yields its error instead."""
-    run = RunFolder(run_path)
-    _finished(run)
-    about = weights.metadata(run.model_file)
+    model, about = weights.restore(run_path)
     classes, view = about["classes"], View.from_dict(about["view"])
-    options = dict(about["model"])
-    model = models.create(options.pop("name"), len(classes), view.channels, **options)
-    weights.load(model, run.model_file)
-    device = _device(run.config().train.device)
+    device = _device(RunFolder(run_path).config().train.device)
     model = model.to(device).eval()
     for image in images:
         try:
@@ -62,13 +54,6 @@ def predict(run_path: Path, images: Sequence[Path], top: int = 5) -> Iterator[Pr
         probabilities = torch.softmax(model(view.normalize(pixels[None].to(device))).float(), 1)[0].cpu()
         values, which = probabilities.topk(min(top, len(classes)))
         yield Prediction(image, [(classes[c], p) for c, p in zip(which.tolist(), values.tolist(), strict=True)])
-
-
-def _finished(run: RunFolder) -> None:
-    if not run.model_file.is_file():
-        raise PskdError(
-            f"{run.path} has no model.safetensors: it is not a finished run (pskd train --resume finishes it)"
-        )
 
 
 def _device(setting: str) -> torch.device:

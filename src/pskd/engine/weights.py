@@ -10,6 +10,7 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from pskd import models
 from pskd.engine.files import to_disk
 from pskd.errors import PskdError
 
@@ -32,6 +33,21 @@ def load(model: nn.Module, path: Path) -> None:
         safetensors.torch.load_model(model, str(path))
     except (OSError, RuntimeError, SafetensorError) as error:
         raise PskdError(f"{path} does not fit this model, or is damaged: {str(error).splitlines()[0]}") from error
+
+
+def restore(run: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The model of a finished run, on the CPU, and what was saved beside its weights."""
+    path = run / "model.safetensors"
+    if not path.is_file():
+        raise PskdError(f"{run} has no model.safetensors: it is not a finished run (pskd train --resume finishes one)")
+    about = metadata(path)
+    try:
+        options = dict(about["model"])
+        model = models.create(options.pop("name"), len(about["classes"]), about["view"]["channels"], **options)
+    except (KeyError, TypeError) as error:
+        raise PskdError(f"{path} does not say what model it holds ({error!r})") from None
+    load(model, path)
+    return model, about
 
 
 def metadata(path: Path) -> dict[str, Any]:

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pskd import data, models
 from pskd.augment import Augment
-from pskd.config import Config
-from pskd.data import Batch
+from pskd.augment.mix import Mix
+from pskd.config import Config, CSKDConfig, TFKDConfig
+from pskd.data import View
+from pskd.engine import weights
 from pskd.engine.distributed import Group
 from pskd.engine.plan import Step, epoch_plan
+from pskd.errors import PskdError
+from pskd.memory.snapshot import unwrapped
 from pskd.methods.base import Loss, Method
+from pskd.methods.cs_kd import SameClassPartners
 from pskd.metrics import functional
+from pskd.targets import Labels
 from pskd.tasks.base import Evaluation, Task
+
+
+class TrainingBatch(NamedTuple):
+    """Augmented and mixed: class indices or pairs ``(a, b, lam)``, who may be distilled, and CS-KD's partners."""
+
+    inputs: Tensor
+    labels: Labels
+    index: Tensor  # type: ignore[assignment]
+    distilled: Tensor | None
+    partner: Tensor | None
 
 
 class Classification(Task):
@@ -38,11 +55,22 @@ class Classification(Task):
             num_classes=settings.num_classes,
             per_class=settings.per_class,
         )
-        self.augment = Augment(self.data.view, **config.augment.model_dump())
         self.num_classes = len(self.data.classes)
         self.num_samples = len(self.data.train)
         self.fingerprint = self.data.train.fingerprint
         self.has_validation = self.data.val is not None
+        changes = config.augment
+        self.augment = Augment(
+            self.data.view, changes.crop, changes.pad, changes.flip, changes.jitter, changes.lighting
+        )
+        if changes.mix == "cutout" and changes.hole > min(self.data.view.size):
+            raise PskdError(f"augment.hole={changes.hole} is larger than the images of {self.data.view.size}")
+        shares = config.method.name in ("ps_kd", "cs_kd")
+        self.mix = Mix(changes.mix, shares, changes.hole, changes.beta, changes.mix_probability)
+        self.teacher = self._load_teacher()
+        self.partners = None
+        if isinstance(config.method, CSKDConfig):
+            self.partners = SameClassPartners(self.data.train.labels, config.train.seed)
 
     def model(self) -> nn.Module:
         settings = self.config.model
@@ -54,24 +82,30 @@ class Classification(Task):
             self.num_samples, train.batch_size, train.accumulate, train.seed, epoch, rank=group.rank, world=group.world
         )
 
-    def batches(self, plan: Sequence[Step], epoch: int, device: torch.device) -> Iterator[Batch]:
-        return self.data.train.batches(
-            [part for step in plan for part in step.parts],
-            augment=self.augment,
-            seed=self.config.train.seed,
-            epoch=epoch,
-            device=device,
-            workers=self.config.data.workers,
+    def batches(self, plan: Sequence[Step], epoch: int, device: torch.device) -> Iterator[TrainingBatch]:
+        parts = [part for step in plan for part in step.parts]
+        if self.partners is not None:
+            parts = [wanted for part in parts for wanted in (part, self.partners(part, epoch))]
+        seed = self.config.train.seed
+        plain = self.data.train.batches(
+            parts, augment=self.augment, seed=seed, epoch=epoch, device=device, workers=self.config.data.workers
         )
+        for batch in plain:
+            partner = None if self.partners is None else next(plain).inputs
+            mixed = self.mix(batch.inputs, batch.labels, batch.index, seed=seed, epoch=epoch)
+            yield TrainingBatch(mixed.images, mixed.labels, batch.index, mixed.distilled, partner)
 
-    def loss(self, model: nn.Module, batch: Batch, real: int, method: Method) -> Loss:
-        given: dict[str, Any] = {}
-        if "index" in method.needs:
-            given["index"] = batch.index
-        if "inputs" in method.needs:
-            given["inputs"] = batch.inputs
+    def loss(self, model: nn.Module, batch: TrainingBatch, real: int, method: Method) -> Loss:
+        given: dict[str, Any] = {"index": batch.index, "inputs": batch.inputs, "distilled": batch.distilled}
         if real == 0:
-            given["distilled"] = torch.zeros(len(batch.index), dtype=torch.bool, device=batch.labels.device)
+            given["distilled"] = torch.zeros_like(batch.index, dtype=torch.bool)
+        with torch.no_grad():
+            if "partner_logits" in method.needs:
+                # Not through DDP: its second forward pass would overwrite buffers that the first one's backward needs.
+                given["partner_logits"] = unwrapped(model)(batch.partner)
+            if "teacher_logits" in method.needs:
+                assert self.teacher is not None
+                given["teacher_logits"] = self.teacher.to(batch.inputs.device)(batch.inputs)
         return method.loss(model(batch.inputs), batch.labels, **given)
 
     @torch.no_grad()
@@ -89,6 +123,20 @@ class Classification(Task):
         log_probs = group.gather(torch.log_softmax(torch.cat(logits) if logits else empty, 1).cpu(), len(samples))
         metrics = functional.summarize(functional.score_samples(log_probs, samples.labels), self.config.eval.ece_bins)
         return Evaluation(metrics, {"probs": log_probs.exp().numpy(), "labels": samples.labels.numpy()})
+
+    def _load_teacher(self) -> nn.Module | None:
+        settings = self.config.method
+        if not isinstance(settings, TFKDConfig) or settings.variant == "reg":
+            return None
+        if settings.teacher is None:
+            raise PskdError("method.teacher is missing: name the folder of a finished run (of method=hard, usually)")
+        teacher, about = weights.restore(Path(settings.teacher))
+        if tuple(about["classes"]) != self.data.classes or View.from_dict(about["view"]) != self.data.view:
+            raise PskdError(
+                f"method.teacher={settings.teacher} was trained on other classes or images ({len(about['classes'])}"
+                f" classes, here {self.num_classes}): train it on the same data"
+            )
+        return teacher.eval().requires_grad_(False)
 
     def metadata(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,63 @@
+"""One of the mixes, with the rule for who is mixed and who is distilled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from pskd.augment.cutmix import cutmix
+from pskd.augment.cutout import cutout
+from pskd.augment.mixing import half, whole_batch
+from pskd.augment.mixup import mixup
+from pskd.targets import Labels
+
+MIXES = ("none", "cutout", "cutmix", "mixup")
+
+
+class Mixed(NamedTuple):
+    """A batch after mixing: class indices or pairs ``(a, b, lam)``, and the samples (B) a method may distil."""
+
+    images: Tensor
+    labels: Labels
+    distilled: Tensor | None
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Cutout, CutMix or Mixup of a batch.
+
+    Args:
+        name: one of ``MIXES``.
+        shares: the method takes half of the samples plain and leaves the other half to the mix (PS-KD, CS-KD).
+        hole: side of Cutout's square in pixels.
+        beta: of CutMix's and Mixup's Beta distribution.
+        probability: of mixing a batch, where the method does not share; None is 0.5 for CutMix, 1 for the others.
+    """
+
+    name: str
+    shares: bool
+    hole: int = 8
+    beta: float = 1.0
+    probability: float | None = None
+
+    def __call__(self, images: Tensor, labels: Tensor, index: Tensor, *, seed: int, epoch: int) -> Mixed:
+        """Mix normalised ``images`` (B, C, H, W) **in place**; labels and index are (B)."""
+        if self.name == "none":
+            return Mixed(images, labels, None)
+        distilled = None
+        if self.shares:
+            apply = half(index, seed=seed, epoch=epoch)
+            distilled = ~apply
+        else:
+            usual = 0.5 if self.name == "cutmix" else 1.0
+            probability = usual if self.probability is None else self.probability
+            apply = whole_batch(index, seed=seed, epoch=epoch, probability=probability)
+        if self.name == "cutout":
+            return Mixed(cutout(images, index, seed=seed, epoch=epoch, hole=self.hole, apply=apply), labels, distilled)
+        if self.name == "cutmix":
+            images, pair = cutmix(images, labels, index, seed=seed, epoch=epoch, beta=self.beta, apply=apply)
+        else:
+            images, pair = mixup(images, labels, index, seed=seed, epoch=epoch, alpha=self.beta, apply=apply)
+        return Mixed(images, pair, distilled)

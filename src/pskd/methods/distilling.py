@@ -1,0 +1,72 @@
+"""What the methods beside PS-KD share: checked losses position by position, softened divergence, who is distilled.
+
+A *position* is one of the (B, d1, ...) places of logits (B, K, d1, ...) that have a label.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pskd.errors import PskdError
+from pskd.targets import Labels, Past, check_class_indices, check_shapes, per_position, position_losses, wide
+
+IGNORE_INDEX = -100
+
+
+def label_losses(logits: Tensor, targets: Labels, epsilon: float | Tensor = 0.0) -> tuple[Tensor, Tensor]:
+    """``H((1 - epsilon) * y + epsilon / K, p)`` and the share in a mean of every position, both (B, d1, ...).
+
+    Args:
+        logits: (B, K, d1, ...), of the student.
+        targets: class indices (-100 has loss and share 0), class probabilities or a mixed pair ``(a, b, lam)``.
+        epsilon: how much of the target is spread evenly over all classes: a number, one per sample or per position.
+    """
+    check_shapes(logits, targets)
+    if logits.device.type == "cpu" and not torch.compiler.is_compiling():
+        targets = check_class_indices(targets, logits.shape[1], IGNORE_INDEX)
+    even = None
+    if isinstance(epsilon, Tensor) or epsilon:
+        # A past of which no class was kept: all of its mass is spread evenly, and no (positions x K) target is built.
+        nothing = logits.new_empty((logits.shape[0], 0, *logits.shape[2:]))
+        even = Past(nothing, nothing.long())
+    return position_losses(logits, targets, even, epsilon, IGNORE_INDEX)
+
+
+def softened_divergence(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
+    """``KL(softmax(teacher / T) || softmax(student / T))`` of every position, (B, d1, ...); the teacher is fixed."""
+    dtype = wide(logits.dtype)
+    student = F.log_softmax(logits.to(dtype) / temperature, 1)
+    teacher = F.log_softmax(teacher_logits.detach().to(logits.device, dtype) / temperature, 1)
+    return F.kl_div(student, teacher, reduction="none", log_target=True).sum(1)
+
+
+def where_distilled(value: float, distilled: Tensor | None, logits: Tensor) -> float | Tensor:
+    """``value`` at the positions where ``distilled``, (B) or (B, d1, ...), is true or None, and 0 elsewhere."""
+    if distilled is None:
+        return value
+    positions = (logits.shape[0], *logits.shape[2:])
+    if tuple(distilled.shape) not in (positions, positions[:1]):
+        raise PskdError(f"distilled has shape {tuple(distilled.shape)}; one per sample or label is {positions}")
+    return value * per_position(distilled.bool(), logits)
+
+
+def check_given(name: str, given: Tensor | None, logits: Tensor, what: str) -> Tensor:
+    """``given``, logits that the caller has to hand over beside those of the student."""
+    if given is None:
+        raise PskdError(f"{name} is missing: call with {name}=..., {what}")
+    if given.shape != logits.shape:
+        raise PskdError(
+            f"{name} has shape {tuple(given.shape)}, but logits have {tuple(logits.shape)}:"
+            " both need the same samples and the same classes"
+        )
+    return given
+
+
+def check_positive(name: str, value: float) -> float:
+    if not 0 < value < math.inf:
+        raise PskdError(f"{name} must be a positive number, got {value}")
+    return value

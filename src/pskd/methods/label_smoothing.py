@@ -1,0 +1,49 @@
+"""Label smoothing: a part of every label is spread over the classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from pskd.errors import PskdError
+from pskd.methods.base import Loss, Method
+from pskd.methods.distilling import label_losses, where_distilled
+from pskd.targets import Labels
+
+
+class LabelSmoothing(Method):
+    """``L = H((1 - epsilon) * y + epsilon / K, p)``: a teacher that finds all K classes equally likely.
+
+    Args:
+        epsilon: the part that is taken from the label, in [0, 1). The paper: 0.1.
+        others_only: spread it over the other classes alone, as fairseq does: ``1 - epsilon`` stays on the label,
+            ``epsilon / (K - 1)`` goes to each other class.
+
+    Of a mixed pair ``(a, b, lam)`` both labels are smoothed; where ``distilled`` is false, none is.
+
+    Cost: none to speak of; no forward pass, no memory. Use it as the strongest baseline that is free; it makes
+    predictions less confident everywhere, so look at the calibration error too.
+
+    Reference: Szegedy, Vanhoucke, Ioffe, Shlens, Wojna: Rethinking the Inception Architecture for Computer Vision,
+    CVPR 2016.
+    """
+
+    name = "label_smoothing"
+
+    def __init__(self, epsilon: float = 0.1, others_only: bool = False) -> None:
+        if not 0 <= epsilon < 1:
+            raise PskdError(f"epsilon must lie in [0, 1), got {epsilon}")
+        self.epsilon, self.others_only = epsilon, others_only
+
+    def loss(self, logits: Tensor, targets: Labels, *, distilled: Tensor | None = None, **needs: Any) -> Loss:
+        epsilon = self.epsilon
+        if self.others_only:
+            # What this spreads over all classes returns epsilon / (K - 1) to the label, so more is taken from it.
+            others = logits.shape[1] - 1
+            if others < 1:
+                raise PskdError(f"others_only needs 2 classes or more, but logits are {tuple(logits.shape)}")
+            epsilon *= (others + 1) / others
+        losses, share = label_losses(logits, targets, where_distilled(epsilon, distilled, logits))
+        total = losses.sum() / share.sum()
+        return Loss(total, {"smoothed_cross_entropy": total.detach()})

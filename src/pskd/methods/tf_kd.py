@@ -1,0 +1,120 @@
+"""Teacher-free knowledge distillation: the teacher is the same network trained before, or is made by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from pskd.errors import PskdError
+from pskd.methods.base import Loss, Method
+from pskd.methods.distilling import check_given, check_positive, label_losses, softened_divergence, where_distilled
+from pskd.targets import Labels, wide
+
+# Variant -> temperature and alpha: the values that most models have in the paper's tables.
+DEFAULTS = {"self": (20.0, 0.95), "reg": (40.0, 0.1)}
+
+
+class TFKD(Method):
+    """``L = (1 - alpha) * H(y, p) + alpha * multiplier * T^2 * KL(teacher_T || p_T)``, both softened by T.
+
+    The teacher:
+        - ``variant="self"``: the same architecture trained before with plain cross-entropy, in eval mode on the very
+          same (also mixed) images; called with ``teacher_logits=``, no gradient needed.
+        - ``variant="reg"``: made by hand, ``a`` at the label and ``(1 - a) / (K - 1)`` elsewhere. Softened by T it is
+          ``softmax(log(u) / T)`` of these probabilities u, as for any distribution. Each label of a mixed pair has
+          its teacher, and their divergences are mixed.
+          ``released=True``: the term of the authors' code instead, ``alpha * multiplier * KL(softmax(u / T) || p)``:
+          the probabilities themselves are taken for logits, and the student is not softened.
+
+    Args:
+        variant: "self" or "reg".
+        temperature: T. The paper, self: 6 for ResNet-18, 20 for the others; reg on ImageNet: 40.
+        alpha: in [0, 1]. The paper, self: 0.9 for DenseNet-121 and ResNeXt-29, 0.95 for the others; reg on ImageNet:
+            0.1.
+        a: for reg, in (1/K, 1). The paper, on ImageNet: 0.95.
+        released: for reg, see above.
+        multiplier: a further factor. The authors' code takes the mean over samples and classes and multiplies it by m,
+            which is ``multiplier = m / K`` here: m is 50 for ResNet-18 and DenseNet-121, 100 for ResNeXt-29 on
+            CIFAR-100.
+
+    The authors write neither loss with T^2, but their code has it where the student is softened, and so has this one:
+    softening both sides divides the gradient by about T^2, so without it nothing is left of the term at the
+    temperatures in use. ``multiplier = 1 / T**2`` gives the equations to the letter.
+
+    Where ``distilled`` is false, only ``H(y, p)`` counts, in full.
+
+    Cost: self needs a finished training and one forward pass of the teacher per step; reg needs nothing, its teacher
+    has two values per sample and is never built. Use self where a training of twice the length is affordable, reg
+    instead of label smoothing.
+
+    Reference: Yuan, Tay, Li, Wang, Feng: Revisiting Knowledge Distillation via Label Smoothing Regularization,
+    CVPR 2020.
+    """
+
+    name = "tf_kd"
+
+    def __init__(
+        self,
+        variant: str = "self",
+        temperature: float | None = None,
+        alpha: float | None = None,
+        *,
+        a: float = 0.95,
+        released: bool = False,
+        multiplier: float = 1.0,
+    ) -> None:
+        if variant not in DEFAULTS:
+            raise PskdError(f"variant is {variant!r}; allowed are {', '.join(DEFAULTS)}")
+        if released and variant != "reg":
+            raise PskdError(f"released=True belongs to variant='reg'; with {variant!r} set multiplier instead")
+        usual_temperature, usual_alpha = DEFAULTS[variant]
+        self.variant, self.a, self.released = variant, a, released
+        self.temperature = check_positive("temperature", usual_temperature if temperature is None else temperature)
+        self.alpha = usual_alpha if alpha is None else alpha
+        self.multiplier = check_positive("multiplier", multiplier)
+        if not 0 <= self.alpha <= 1:
+            raise PskdError(f"alpha must lie in [0, 1], got {alpha}")
+        if not 0 < a < 1:
+            raise PskdError(f"a must lie in (1/K, 1) for K classes, got {a}")
+        self.needs = frozenset({"teacher_logits"} if variant == "self" else ())
+
+    def loss(
+        self,
+        logits: Tensor,
+        targets: Labels,
+        *,
+        teacher_logits: Tensor | None = None,
+        distilled: Tensor | None = None,
+        **needs: Any,
+    ) -> Loss:
+        losses, share = label_losses(logits, targets)
+        if self.variant == "self":
+            teacher_logits = check_given("teacher_logits", teacher_logits, logits, "the teacher's for the same images")
+            divergence = self.temperature**2 * share * softened_divergence(logits, teacher_logits, self.temperature)
+        else:
+            divergence = self._hand_made_divergence(logits, targets)
+        alpha = where_distilled(self.alpha, distilled, logits)
+        cross_entropy = ((1 - alpha) * losses).sum() / share.sum()
+        distillation = (alpha * self.multiplier * divergence).sum() / share.sum()
+        parts = {"cross_entropy": cross_entropy.detach(), "distillation": distillation.detach()}
+        return Loss(cross_entropy + distillation, parts)
+
+    def _hand_made_divergence(self, logits: Tensor, targets: Labels) -> Tensor:
+        """``T^2 * KL(teacher_T || p_T)``, or released ``KL(teacher_T || p)``, of every position, times its share."""
+        others = logits.shape[1] - 1
+        if not self.a * (others + 1) > 1:
+            raise PskdError(f"a must lie in (1/K, 1), here K = {others + 1}, got {self.a}")
+        if self.released:
+            student, scale = logits, 1.0
+            gap = (self.a - (1 - self.a) / others) / self.temperature
+        else:
+            student, scale = logits.to(wide(logits.dtype)) / self.temperature, self.temperature**2
+            gap = math.log(self.a * others / (1 - self.a)) / self.temperature
+        # The teacher is a softmax of logits with `gap` at the label and 0 elsewhere, which is a smoothed label.
+        at_label = 1 / (1 + others * math.exp(-gap))
+        elsewhere = at_label * math.exp(-gap)
+        cross_entropy, share = label_losses(student, targets, epsilon=(others + 1) * elsewhere)
+        entropy = others * elsewhere * gap - math.log(at_label)
+        return scale * (cross_entropy - entropy * share)

@@ -1,0 +1,66 @@
+"""Models of torchvision and timm by prefix; the libraries are imported only when one is asked for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from pskd.errors import PskdError
+
+_EXTRA = {"torchvision": "workbench", "timm": "timm"}
+
+
+def create_external(name: str, num_classes: int, in_channels: int, options: dict[str, Any]) -> nn.Module:
+    """The model ``library:member`` with random weights; ``options`` go to the library's own builder."""
+    library, _, member = name.partition(":")
+    if library not in _EXTRA:
+        raise PskdError(f"model {name!r}: the prefix {library!r} is unknown, allowed are: {', '.join(_EXTRA)}")
+    try:
+        module = import_module(library)
+    except ImportError as error:
+        raise PskdError(f"model {name!r} needs {library}: pip install 'pskd[{_EXTRA[library]}]' ({error})") from error
+    build = _torchvision if library == "torchvision" else _timm
+    try:
+        return build(module, member, num_classes, in_channels, options)
+    except PskdError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise PskdError(f"model {name!r} refuses its options {options}: {error}") from error
+
+
+def _torchvision(
+    torchvision: Any, member: str, num_classes: int, in_channels: int, options: dict[str, Any]
+) -> nn.Module:
+    classifiers = torchvision.models.list_models(module=torchvision.models)
+    _check_known("torchvision", member, classifiers)
+    if member in ("googlenet", "inception_v3"):  # a second output in training is not what a classifier's loss takes
+        options = {"aux_logits": False, "init_weights": True} | options
+    model: nn.Module = torchvision.models.get_model(member, num_classes=num_classes, **options)
+    if in_channels != 3:
+        _take_channels(model, in_channels)
+    return model
+
+
+def _timm(timm: Any, member: str, num_classes: int, in_channels: int, options: dict[str, Any]) -> nn.Module:
+    _check_known("timm", member, timm.list_models())
+    model: nn.Module = timm.create_model(member, num_classes=num_classes, in_chans=in_channels, **options)
+    return model
+
+
+def _check_known(library: str, member: str, known: Collection[str]) -> None:
+    if member not in known:
+        nearest = difflib.get_close_matches(member, known, n=1)
+        hint = f"the nearest is '{library}:{nearest[0]}'; " if nearest else ""
+        raise PskdError(f"model '{library}:{member}' is unknown: {hint}{library}'s list_models() lists all")
+
+
+def _take_channels(model: nn.Module, in_channels: int) -> None:
+    """torchvision's builders take 3 channels: repeat or drop those of the first filters, as the builder drew them."""
+    first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+    first.weight = nn.Parameter(first.weight.detach()[:, torch.arange(in_channels) % 3])
+    first.in_channels = in_channels

@@ -1,0 +1,71 @@
+"""Two real processes on one host: one bank, exact metrics, one folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import SMALL, metrics_of, small
+from safetensors.torch import load_file
+from torch import nn
+
+from pskd.engine import checkpoint
+from pskd.engine.checkpoint import Checkpoints
+from pskd.engine.distributed import Group
+from pskd.engine.plan import epoch_plan
+from pskd.methods.hard import Hard
+from pskd.tasks.classification import Classification
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("two") / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "pskd", "train", "digits", *SMALL, "train.save_every=1 epoch", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("run folder:") == 1
+    return out
+
+
+def test_the_bank_is_one_and_complete(two_processes: Path) -> None:
+    newest = Checkpoints(two_processes / "checkpoints", 1).newest(pytest.fail)
+    assert newest is not None
+    memory = checkpoint.load(newest, "method")["memory"]
+    assert bool((memory["rows"]["labels"] > 0).all())  # every sample was recorded, by whichever process had it
+
+
+def test_metrics_are_exact(two_processes: Path) -> None:
+    from pskd.engine.use import evaluate
+
+    result = json.loads((two_processes / "result.json").read_text())
+    assert result["processes"] == 2
+    assert [record["epoch"] for record in metrics_of(two_processes)] == [1, 2, 3]
+    alone = evaluate(two_processes, "test")
+    assert alone["top1_error"] == result["top1_error"]
+    assert alone["nll"] == pytest.approx(result["nll"], rel=1e-5)
+    assert not any("module." in name for name in load_file(two_processes / "model.safetensors"))
+
+
+def test_averaged_gradients_are_those_of_the_whole_batch() -> None:
+    """Uneven shares, accumulation and a process with nothing but padding: still the mean over all real samples."""
+    task = Classification(small())
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    method, group, world = Hard(), Group(), 4
+
+    def gradient(world: int, rank: int, accumulate: int) -> torch.Tensor:
+        model.zero_grad()
+        (step,) = epoch_plan(5, 5, accumulate, seed=0, epoch=0, rank=rank, world=world)
+        batches = task.batches([step], 0, torch.device("cpu"))
+        for batch, real in zip(batches, step.real, strict=True):
+            (task.loss(model, batch, real, method).total * (real * world / step.total)).backward()
+        return model[1].weight.grad.clone()
+
+    assert group.world == 1
+    whole = gradient(1, 0, 1)
+    shares = torch.stack([gradient(world, rank, 2) for rank in range(world)])
+    torch.testing.assert_close(shares.mean(0), whole)

@@ -1,0 +1,387 @@
+"""PS-KD in a bare training loop: a hand-computed example, the first epoch, resume, and every wrong use."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from pskd import PSKD, Indexed, Loss, PredictionBank, Snapshot
+from pskd.checks import ValueChecks
+from pskd.errors import PskdError
+from pskd.memory.base import Memory
+
+N, K = 12, 4
+
+
+def logits_of(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def test_two_epochs_by_hand() -> None:
+    """Two samples, two classes, T = 2 and alpha_T = 0.8, so alpha is 0.4 and then 0.8.
+
+    Logits (ln 3, 0) give the prediction (3/4, 1/4), and (0, ln 4) gives (1/5, 4/5).
+    """
+    distill = PSKD(epochs=2, alpha=0.8, memory=PredictionBank(2, 2, dtype=torch.float64))
+    labels, index = torch.tensor([0, 0]), torch.tensor([0, 1])
+
+    distill.start_epoch(0)
+    assert distill.alpha_t == pytest.approx(0.4)
+    first = torch.tensor([[math.log(3), 0.0], [0.0, math.log(4)]], dtype=torch.float64, requires_grad=True)
+    loss = distill(first, labels, index=index)
+    # The labels alone: -ln(3/4) and -ln(1/5), on average.
+    assert loss.item() == pytest.approx((math.log(4 / 3) + math.log(5)) / 2)
+    (gradient,) = torch.autograd.grad(loss, first)
+    torch.testing.assert_close(gradient, torch.tensor([[-1 / 8, 1 / 8], [-2 / 5, 2 / 5]], dtype=torch.float64))
+
+    distill.start_epoch(1)
+    assert distill.alpha_t == pytest.approx(0.8)
+    # Now sample 1 comes first. Targets: 0.2 (1, 0) + 0.8 (1/5, 4/5) = (0.36, 0.64), and
+    # 0.2 (1, 0) + 0.8 (3/4, 1/4) = (0.8, 0.2). Logits of 0 give the prediction (1/2, 1/2).
+    second = torch.tensor([[0.0, 0.0], [math.log(3), 0.0]], dtype=torch.float64, requires_grad=True)
+    loss = distill(second, labels, index=index.flip(0))
+    expected = (math.log(2) + 0.8 * math.log(4 / 3) + 0.2 * math.log(4)) / 2
+    assert loss.item() == pytest.approx(expected)
+    (gradient,) = torch.autograd.grad(loss, second)
+    by_hand = [[(0.5 - 0.36) / 2, (0.5 - 0.64) / 2], [(0.75 - 0.8) / 2, (0.25 - 0.2) / 2]]
+    torch.testing.assert_close(gradient, torch.tensor(by_hand, dtype=torch.float64))
+    # And these predictions are what a third epoch would read.
+    torch.testing.assert_close(
+        distill.memory.recall(index).values,  # type: ignore[union-attr]
+        torch.tensor([[0.75, 0.25], [0.5, 0.5]], dtype=torch.float64),
+    )
+
+
+def test_the_first_epoch_is_plain_cross_entropy() -> None:
+    """Also for a sample that comes twice, whose row is there by then; with a bank and with a snapshot."""
+    model = nn.Linear(3, K)
+    bank, snapshot = PredictionBank(N, K), Snapshot(model, 0.5, steps_per_epoch=2)
+    for memory in (bank, snapshot):
+        distill = PSKD(epochs=3, alpha=1.0, schedule="constant", memory=memory)
+        distill.start_epoch(0)
+        for step in range(4):
+            x, labels = torch.randn(5, 3), torch.randint(K, (5,))
+            logits = model(x)
+            loss = distill(logits, labels, index=torch.arange(5), inputs=x)
+            torch.testing.assert_close(loss, F.cross_entropy(logits, labels))
+            assert step or torch.is_tensor(loss)
+        distill.start_epoch(1)
+
+
+def test_samples_without_a_past_have_their_label_as_target() -> None:
+    distill = PSKD(epochs=2, alpha=1.0, memory=PredictionBank(N, K, dtype=torch.float64))
+    distill.start_epoch(0)
+    early = logits_of(2, K)
+    distill(early, torch.tensor([0, 1]), index=torch.tensor([0, 1]))
+    distill.start_epoch(1)
+    logits, labels = logits_of(3, K, seed=1), torch.tensor([0, 1, 2])
+    loss = distill(logits, labels, index=torch.tensor([0, 1, 5]))
+    past = early.detach().double().softmax(1)
+    log_p = logits.double().log_softmax(1)
+    expected = (-(past * log_p[:2]).sum() - log_p[2, 2]) / 3
+    torch.testing.assert_close(loss, expected.float())
+
+
+def started(memory: Memory | None = None, epoch: int = 1, **settings: Any) -> PSKD:
+    """A method in its second epoch; every row was filled in the first."""
+    memory = memory or PredictionBank(N, K, dtype=torch.float64)
+    distill = PSKD(**{"epochs": 2, "alpha": 0.8, "memory": memory, **settings})
+    distill.start_epoch(0)
+    if epoch and memory.needs == "index":
+        distill(logits_of(N, K, seed=7), torch.arange(N) % K, index=torch.arange(N))
+    if epoch:
+        distill.start_epoch(1)
+    return distill
+
+
+def test_where_distilled_is_false_the_memory_is_neither_read_nor_written() -> None:
+    distill = started()
+    bank = distill.memory
+    assert isinstance(bank, PredictionBank)
+    index = torch.arange(4)
+    logits, before = logits_of(4, K), bank.recall(index).values
+    distilled = torch.tensor([True, False, True, False])
+    loss = distill(logits, index % K, index=index, distilled=distilled)
+    log_p = logits.double().log_softmax(1)
+    target = F.one_hot(index % K, K).double()
+    target[distilled] = 0.2 * target[distilled] + 0.8 * before[distilled]
+    torch.testing.assert_close(loss, -(target * log_p).sum(1).mean().float())
+    written = (bank.recall(index).values != before).any(1)
+    assert torch.equal(written, distilled)
+
+
+def test_none_distilled_is_plain_cross_entropy_also_with_mixed_labels() -> None:
+    distill, logits = started(), logits_of(4, K)
+    first, second, lam = torch.arange(4) % K, torch.tensor([3, 3, 0, 0]), torch.tensor([0.2, 0.5, 0.9, 1.0])
+    loss = distill(logits, (first, second, lam), index=torch.arange(4), distilled=torch.zeros(4, dtype=torch.bool))
+    a, b = (F.cross_entropy(logits, label, reduction="none") for label in (first, second))
+    torch.testing.assert_close(loss, (lam * a + (1 - lam) * b).mean())
+
+
+def test_tokens_with_padding() -> None:
+    """(sentences, classes, tokens): padding counts nowhere, and its index may be anything."""
+    distill = PSKD(epochs=2, alpha=1.0, memory=PredictionBank(N, K, dtype=torch.float64))
+    index, labels = torch.tensor([[0, 1, 2], [3, 4, 99]]), torch.tensor([[0, 1, 2], [3, 0, -100]])
+    early, logits = logits_of(2, K, 3), logits_of(2, K, 3, seed=1)
+    distill.start_epoch(0)
+    torch.testing.assert_close(distill(early, labels, index=index), F.cross_entropy(early, labels))
+    distill.start_epoch(1)
+    loss = distill(logits, labels, index=index)
+    each = -(early.detach().double().softmax(1) * logits.double().log_softmax(1)).sum(1)
+    torch.testing.assert_close(loss, each[labels != -100].mean().float())
+
+
+def test_dense_predictions_with_a_snapshot() -> None:
+    model = nn.Conv2d(3, K, 1)
+    distill = started(Snapshot(model), alpha=1.0)
+    x, labels = torch.randn(2, 3, 5, 5), torch.randint(K, (2, 5, 5))
+    labels[0, 0, 0] = -100
+    logits = model(x)
+    loss = distill(logits, labels, inputs=x)
+    each = -(logits.detach().softmax(1) * logits.log_softmax(1)).sum(1)  # nothing was learnt yet: its own past
+    torch.testing.assert_close(loss, each[labels != -100].mean())
+
+
+def test_class_probabilities_are_labels_too() -> None:
+    distill, logits = started(), logits_of(4, K)
+    labels = logits_of(4, K, seed=3).detach().softmax(1)
+    before = distill.memory.recall(torch.arange(4)).values  # type: ignore[union-attr]
+    loss = distill(logits, labels, index=torch.arange(4))
+    expected = -((0.2 * labels + 0.8 * before) * logits.double().log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(loss, expected.float())
+
+
+def test_loss_tells_its_parts() -> None:
+    distill, logits = started(), logits_of(4, K)
+    loss = distill.loss(logits, torch.arange(4), index=torch.arange(4))
+    assert isinstance(loss, Loss)
+    assert torch.equal(sum(loss.parts.values()), loss.total.detach())
+    assert distill.needs == {"index"}
+    assert PSKD(1, memory=Snapshot(nn.Linear(1, 1))).needs == {"inputs"}
+
+
+DATA = TensorDataset(torch.randn(N, 3, generator=torch.Generator().manual_seed(0)), torch.arange(N) % K)
+
+
+def make_memory(kind: str, model: nn.Module) -> Memory:
+    if kind == "snapshot":
+        return Snapshot(model, 0.5, steps_per_epoch=4)
+    return PredictionBank(N, K, form=kind, k=2)
+
+
+@pytest.mark.parametrize("kind", ["dense", "topk", "snapshot"])
+@pytest.mark.parametrize("stop", [(0, 2), (1, 0), (2, 3)])
+def test_a_resumed_training_is_bit_equal(kind: str, stop: tuple[int, int]) -> None:
+    def objects() -> tuple[nn.Module, torch.optim.Optimizer, PSKD]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, K))
+        optimizer = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
+        return model, optimizer, PSKD(epochs=3, memory=make_memory(kind, model))
+
+    def train(interrupted: bool) -> tuple[list[float], dict[str, Tensor]]:
+        parts, losses = objects(), []
+        for epoch in range(3):
+            parts[2].start_epoch(epoch)
+            order = torch.Generator().manual_seed(epoch)
+            for step, (x, y, index) in enumerate(DataLoader(Indexed(DATA), 3, shuffle=True, generator=order)):
+                if interrupted and (epoch, step) == stop:
+                    buffer = io.BytesIO()
+                    torch.save([part.state_dict() for part in parts], buffer)
+                    buffer.seek(0)
+                    parts = objects()
+                    for part, state in zip(parts, torch.load(buffer, weights_only=True), strict=True):
+                        part.load_state_dict(state)
+                    parts[2].start_epoch(epoch)
+                model, optimizer, distill = parts
+                loss = distill(model(x), y, index=index, inputs=x)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        return losses, parts[0].state_dict()
+
+    losses, weights = train(interrupted=False)
+    resumed_losses, resumed_weights = train(interrupted=True)
+    assert resumed_losses == losses
+    assert all(torch.equal(part, weights[name]) for name, part in resumed_weights.items())
+
+
+def test_a_state_from_the_end_of_an_epoch_goes_on_with_the_next() -> None:
+    state = started().state_dict()
+    other = PSKD(epochs=4, memory=PredictionBank(N, K, dtype=torch.float64))
+    other.load_state_dict(state)
+    other.start_epoch(2)
+    assert other.alpha_t == pytest.approx(0.8 * 3 / 4)
+    past = other.memory.recall(torch.arange(N))
+    assert past is not None
+    assert past.known is not None
+    assert past.known.all()
+
+
+def test_a_state_from_before_the_first_epoch_starts_at_zero() -> None:
+    distill = PSKD(epochs=2, memory=PredictionBank(N, K))
+    distill.load_state_dict(PSKD(epochs=2, memory=PredictionBank(N, K)).state_dict())
+    with pytest.raises(PskdError, match=re.escape("start_epoch(1) comes first")):
+        distill.start_epoch(1)
+    distill.start_epoch(0)
+
+
+def test_a_state_of_the_first_epoch_keeps_its_rows_in_a_bank_that_was_used() -> None:
+    state = started(epoch=0).state_dict()
+    assert state["epoch"] == 0
+    distill = started()
+    filled = distill.state_dict()
+    again = PSKD(epochs=2, memory=distill.memory)
+    again.load_state_dict({"epoch": 0, "memory": filled["memory"]})
+    again.start_epoch(0)
+    again.start_epoch(1)
+    past = again.memory.recall(torch.arange(N))
+    assert past is not None
+    assert past.known is not None
+    assert past.known.all()
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_second_training_with_the_same_bank_starts_empty(epochs: int) -> None:
+    """Also after a training of one epoch, and with labels that are others now."""
+    bank = PredictionBank(N, K)
+    for shift in range(3):
+        distill = PSKD(epochs=epochs, memory=bank)
+        for epoch in range(epochs):
+            distill.start_epoch(epoch)
+            if epoch == 0:
+                known = bank.recall(torch.arange(N)).known
+                assert known is not None
+                assert not known.any()
+            distill(logits_of(N, K), (torch.arange(N) + shift) % K, index=torch.arange(N))
+
+
+INDEX, CLASSES = torch.arange(4), torch.arange(4) % K
+
+
+def bad_logits(value: float) -> Tensor:
+    logits = torch.zeros(4, K)
+    logits[1:3, 2] = value
+    return logits.requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"targets": CLASSES + 1}, "targets: 1 class indices lie outside 0..3 (smallest 1, largest 4)"),
+        ({"targets": CLASSES - 1}, "targets: 1 class indices lie outside 0..3 (smallest -1, largest 2)"),
+        ({"targets": (CLASSES, CLASSES + 2, 0.5)}, "targets[1]: 2 class indices lie outside 0..3"),
+        ({"targets": (CLASSES, CLASSES, -1)}, "targets[2] (lam) must lie in [0, 1], got -1"),
+        ({"targets": CLASSES[:3]}, "targets has shape (3,)"),
+        ({"index": INDEX + N - 3}, "index: 1 lie outside 0..11"),
+        ({"index": INDEX - 2}, "index: 2 lie outside 0..11"),
+        ({"index": INDEX[:3]}, "index has shape (3,), but the logits want one per label, (4,)"),
+        ({"index": None}, "index is missing: with a PredictionBank, call with index=..."),
+        ({"index": INDEX + 1}, "index: 4 samples had another label when the bank was filled"),
+        ({"logits": logits_of(4, K + 1)}, "logits have 5 classes, but the bank was made for 4"),
+        ({"logits": logits_of(K)}, "logits must be floating point (B, K, ...)"),
+        ({"logits": logits_of(4, K).detach()}, "logits have no gradient: call the method in training only"),
+        ({"logits": bad_logits(math.nan)}, "logits: 2 of 4 rows are NaN or infinite in epoch 1 (counted from 0)"),
+        ({"logits": bad_logits(math.inf)}, "logits: 2 of 4 rows are NaN or infinite in epoch 1 (counted from 0)"),
+        ({"logits": bad_logits(-math.inf)}, "logits: 2 of 4 rows are NaN or infinite in epoch 1 (counted from 0)"),
+        ({"distilled": torch.ones(3)}, "distilled has shape (3,); one per sample or label is (4,)"),
+    ],
+)
+def test_wrong_use_of_a_batch_is_named_and_writes_nothing(wrong: dict[str, Any], message: str) -> None:
+    distill = started()
+    rows = {name: part.clone() for name, part in distill.state_dict()["memory"]["rows"].items()}
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        distill(**{"logits": logits_of(4, K), "targets": CLASSES, "index": INDEX, **wrong})
+    assert isinstance(caught.value, PskdError)
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(rows[name], part) for name, part in distill.state_dict()["memory"]["rows"].items())
+
+
+def test_a_validation_pass_cannot_overwrite_rows() -> None:
+    distill, model = started(), nn.Linear(3, K)
+    with torch.no_grad(), pytest.raises(PskdError, match="logits have no gradient"):
+        distill(model(torch.randn(4, 3)), CLASSES, index=INDEX)
+
+
+def test_a_snapshot_needs_inputs_and_as_many_classes() -> None:
+    distill = started(Snapshot(nn.Linear(3, K)))
+    with pytest.raises(PskdError, match=re.escape("inputs is missing: with a Snapshot, call with inputs=...")):
+        distill(logits_of(4, K), CLASSES, index=INDEX)
+    with pytest.raises(PskdError, match=re.escape("past: a dense past of shape (4, 4) does not fit logits (4, 5)")):
+        distill(logits_of(4, K + 1), CLASSES, inputs=torch.randn(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": -0.1}, "alpha must lie in [0, 1], got -0.1"),
+        ({"alpha": 1.1}, "alpha must lie in [0, 1], got 1.1"),
+        ({"alpha": math.nan}, "alpha must lie in [0, 1], got nan"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"schedule": "liner"}, "schedule is 'liner'; allowed are linear, step, exponential, cosine, constant"),
+        ({"memory": None}, "memory must be a pskd.PredictionBank or a pskd.Snapshot, got NoneType"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(PskdError, match=re.escape(message)):
+        PSKD(**{"epochs": 2, "memory": PredictionBank(N, K), **settings})
+
+
+def test_a_schedule_that_leaves_its_range_is_named() -> None:
+    distill = PSKD(2, schedule=lambda progress: 2 * progress, memory=PredictionBank(N, K))
+    distill.start_epoch(0)
+    with pytest.raises(PskdError, match=r"schedule gives 2\.0 in epoch 1; allowed is a share of alpha in \[0, 1\]"):
+        distill.start_epoch(1)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "message"),
+    [
+        ([1], "start_epoch(1) comes first, but no state was loaded: start at 0, or load_state_dict()"),
+        ([-1], "start_epoch(-1) comes first"),
+        ([0, 1, 2, 3], "start_epoch(3) is past the last epoch: epochs=3, so 0..2"),
+        ([0, 2], "start_epoch(2) cannot follow epoch 0: go on with 1, or make a new PSKD"),
+        ([0, 1, 0], "start_epoch(0) cannot follow epoch 1"),
+    ],
+)
+def test_epochs_come_in_order(epochs: list[int], message: str) -> None:
+    distill = PSKD(epochs=3, memory=PredictionBank(N, K))
+    for epoch in epochs[:-1]:
+        distill.start_epoch(epoch)
+    with pytest.raises(PskdError, match=re.escape(message)):
+        distill.start_epoch(epochs[-1])
+
+
+@pytest.mark.parametrize("use", [lambda method: method.alpha_t, lambda method: method(logits_of(4, K), CLASSES)])
+def test_no_epoch_was_started(use: Callable[[PSKD], Any]) -> None:
+    fresh, loaded = (PSKD(epochs=2, memory=PredictionBank(N, K, dtype=torch.float64)) for _ in range(2))
+    loaded.load_state_dict(started().state_dict())
+    for method in (fresh, loaded):
+        with pytest.raises(PskdError, match=re.escape("call start_epoch(epoch) before the first batch")):
+            use(method)
+
+
+def test_a_bank_of_another_data_set_is_refused() -> None:
+    state = PSKD(2, memory=PredictionBank(N, K, fingerprint=Indexed(DATA).fingerprint)).state_dict()
+    relabelled = TensorDataset(DATA.tensors[0], DATA.tensors[1].flip(0))
+    other = PSKD(2, memory=PredictionBank(N, K, fingerprint=Indexed(relabelled).fingerprint))
+    with pytest.raises(PskdError, match="fingerprint: the stored bank was filled for another or a reordered data set"):
+        other.load_state_dict(state)
+
+
+def test_checks_on_the_host_are_made_at_once_and_count() -> None:
+    checks = ValueChecks()
+    checks.require_none(torch.zeros(3, dtype=torch.bool), lambda wrong: f"{wrong} are wrong")
+    checks.settle()
+    with pytest.raises(PskdError, match="2 are wrong"):
+        checks.require_none(torch.tensor([True, False, True]), lambda wrong: f"{wrong} are wrong")
+    checks.settle()  # reported once, not again

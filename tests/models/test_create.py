@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from pskd import models
+from pskd.errors import PskdError
+
+
+def parameters(name: str, num_classes: int, **options: object) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in models.create(name, num_classes, **options).parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "num_classes", "expected"),
+    [
+        ("resnet20", 10, 269_722),
+        ("resnet56", 10, 853_018),
+        ("preact_resnet18", 100, 11_217_444),
+        ("resnet101", 100, 42_697_380),
+        ("densenet121", 100, 7_048_548),
+        ("resnext29_8x64d", 100, 34_518_948),
+        ("pyramidnet200", 100, 26_844_952),
+        ("torchvision:resnet152", 1000, 60_192_808),
+    ],
+)
+def test_the_published_networks_have_their_parameter_counts(name: str, num_classes: int, expected: int) -> None:
+    assert parameters(name, num_classes) == expected
+
+
+def test_shakedrop_has_no_parameters() -> None:
+    assert parameters("pyramidnet200", 100, shakedrop=True) == parameters("pyramidnet200", 100)
+
+
+def test_every_listed_name_makes_a_model() -> None:
+    assert models.names() == sorted(set(models.names()))
+    with torch.device("meta"):
+        for name in models.names():
+            model = models.create(name, num_classes=7, in_channels=2)
+            assert model.stem(torch.empty(2, 2, 32, 32)).shape[2:] == (32, 32)
+            assert model.fc.out_features == 7
+
+
+def test_options_scale_a_family_down() -> None:
+    assert parameters("resnet8", 10, width=32) > 3.5 * parameters("resnet8", 10)
+    assert parameters("densenet", 100, blocks=[2, 2, 2, 2], growth=12) < 150_000
+    assert parameters("pyramidnet", 100, depth=20, alpha=48) == parameters("pyramidnet20", 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resnet21", {}, r"model 'resnet21' is unknown: the nearest is 'resnet20'; pskd.models.names\(\) lists all"),
+        ("?", {}, r"model '\?' is unknown: pskd.models.names\(\) lists all"),
+        ("keras:resnet50", {}, "the prefix 'keras' is unknown, allowed are: torchvision, timm"),
+        (
+            "resnet20",
+            {"wdith": 8},
+            "'resnet20' takes no option 'wdith', only: width; the family 'resnet' takes depth, width",
+        ),
+        ("resnet20", {"depth": 56}, "'resnet20' takes no option 'depth', only: width"),
+        (
+            "resnext29_8x64d",
+            {"width": 4},
+            "takes no option 'width', only: none; the family 'resnext' takes depth, cardi",
+        ),
+        ("resnet", {"depth": 21}, r"depth=21 must be 6 n \+ 2 with n >= 1: 8, 14"),
+        ("resnet", {"depth": 2}, "depth=2 must be"),
+        ("pyramidnet", {"depth": "20"}, r"depth='20' must be 9 n \+ 2 with n >= 1: 11, 20"),
+        ("pyramidnet", {"depth": 20, "alpha": -1}, "alpha=-1 must be a number of channels, 0 or more"),
+        ("pyramidnet", {"shakedrop": 0.5}, "shakedrop=0.5 must be true or false"),
+        ("resnext", {"cardinality": 0}, "cardinality=0 must be a positive whole number"),
+        ("densenet", {"blocks": [2, 0]}, r"blocks=\[2, 0\] must list a positive number of blocks per stage"),
+        ("bottleneck_resnet", {"blocks": 3}, "blocks=3 must list"),
+        ("preact_resnet", {"blocks": []}, r"blocks=\[\] must list"),
+        ("resnet8", {"num_classes": 0}, "model 'resnet8': num_classes=0 must be a positive whole number"),
+        ("resnet8", {"in_channels": 1.5}, "in_channels=1.5 must be a positive whole number"),
+        ("torchvision:resnet5O", {}, "'torchvision:resnet5O' is unknown: the nearest is 'torchvision:resnet50'"),
+        ("torchvision:fasterrcnn_resnet50_fpn", {}, "is unknown"),
+        ("torchvision:resnet18", {"wdith": 8}, "'torchvision:resnet18' refuses its options.* 'wdith'"),
+    ],
+)
+def test_errors_are_one_line_that_says_what_is_allowed(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(PskdError, match=message) as caught:
+        models.create(name, **{"num_classes": 10} | options)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("member", "in_channels"), [("resnet18", 3), ("squeezenet1_1", 1), ("resnet18", 5)])
+def test_torchvision_by_prefix(member: str, in_channels: int) -> None:
+    model = models.create(f"torchvision:{member}", num_classes=7, in_channels=in_channels)
+    logits = model(torch.randn(2, in_channels, 64, 64))
+    logits.sum().backward()
+    first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+    assert logits.shape == (2, 7)
+    assert first.weight.shape[1] == first.in_channels == in_channels
+    assert first.weight.grad is not None
+
+
+def test_torchvision_classifiers_with_a_second_head_have_one_output() -> None:
+    with torch.device("meta"):
+        logits = models.create("torchvision:googlenet", num_classes=7).train()(torch.empty(2, 3, 64, 64))
+    assert logits.shape == (2, 7)
+
+
+@pytest.mark.parametrize(("library", "extra"), [("timm", "timm"), ("torchvision", "workbench")])
+def test_a_missing_library_names_the_extra(library: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library, None)  # what import finds where the library is not installed
+    with pytest.raises(PskdError, match=rf"needs {library}: pip install 'pskd\[{extra}\]'"):
+        models.create(f"{library}:resnet18", num_classes=10)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
+def test_timm_by_prefix() -> None:
+    model = models.create("timm:resnet10t", num_classes=7, in_channels=1)
+    assert model(torch.randn(2, 1, 64, 64)).shape == (2, 7)
+    with pytest.raises(PskdError, match="'timm:resnet10tt' is unknown: the nearest is 'timm:resnet10t'"):
+        models.create("timm:resnet10tt", num_classes=7)
+    with pytest.raises(PskdError, match="refuses its options"):
+        models.create("timm:resnet10t", num_classes=7, wdith=8)
+
+
+def test_models_import_torch_only() -> None:
+    probe = "import sys, pskd.models; print({'torchvision', 'timm', 'torchmetrics'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", probe], text=True).strip() == "set()"
