@@ -10,6 +10,15 @@ from torch import Tensor
 from pskd.errors import PskdError
 
 
+def outside(values: Tensor, limit: int) -> Tensor | None:
+    """True where integers lie outside 0..limit-1. None means nowhere; an accelerator, which must not wait, gets a mask."""
+    if values.device.type == "cpu" and values.numel():
+        low, high = torch.aminmax(values)
+        if int(low) >= 0 and int(high) < limit:
+            return None
+    return values.clamp(0, limit - 1) != values
+
+
 class ValueChecks:
     """Counts of wrong values: on the CPU they are looked at here and now, on an accelerator one call later.
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+
+from pskd.errors import PskdError
 
 
 class Indexed(Dataset[Any]):
@@ -20,6 +22,8 @@ class Indexed(Dataset[Any]):
     """
 
     def __init__(self, dataset: Any) -> None:
+        if isinstance(dataset, IterableDataset):
+            raise PskdError("dataset: a stream has no indices; use memory=pskd.Snapshot(model), which needs none")
         self.dataset = dataset
 
     def __len__(self) -> int:
@@ -42,36 +46,62 @@ def fingerprint(dataset: Any) -> str:
     """A hash over what identifies each sample, in order.
 
     Relative path, size and label for files; bytes for tensors and arrays; text for sentences. A data set that shows
-    none of these is known by its type and length only.
+    none of these is known by its type and length only; one that has a ``fingerprint`` of its own, by that.
     """
+    if isinstance(own := getattr(dataset, "fingerprint", None), str):
+        return own
     digest = hashlib.blake2b(digest_size=16)
     for part in _identity(dataset):
+        # The length before each part: no two lists of parts run together into the same bytes.
+        digest.update(b"%d:" % len(part))
         digest.update(part)
-        digest.update(b"\0")
     return digest.hexdigest()
 
 
-def _identity(dataset: Any) -> Sequence[bytes]:
+def _identity(dataset: Any) -> Iterator[bytes | memoryview]:
     if isinstance(dataset, Subset):
-        return [fingerprint(dataset.dataset).encode(), _raw(torch.as_tensor(dataset.indices))]
-    if isinstance(dataset, ConcatDataset):
-        return [fingerprint(part).encode() for part in dataset.datasets]
-    if isinstance(own := getattr(dataset, "fingerprint", None), str):
-        return [own.encode()]
-    if isinstance(dataset, TensorDataset):
-        return [_raw(tensor) for tensor in dataset.tensors]
-    if isinstance(files := getattr(dataset, "samples", None), list):  # torchvision's DatasetFolder
-        return [
-            f"{Path(path).relative_to(dataset.root)}|{Path(path).stat().st_size}|{label}".encode()
-            for path, label in files
-        ]
-    if hasattr(dataset, "data") and hasattr(dataset, "targets"):  # torchvision's data sets in memory
-        return [_raw(dataset.data), _raw(dataset.targets)]
-    if isinstance(dataset, list | tuple) and all(isinstance(sample, str) for sample in dataset):
-        return [sample.encode() for sample in dataset]
-    return [type(dataset).__name__.encode(), str(len(dataset)).encode()]
+        yield fingerprint(dataset.dataset).encode()
+        yield from _content(torch.as_tensor(dataset.indices))
+    elif isinstance(dataset, ConcatDataset):
+        for part in dataset.datasets:
+            yield fingerprint(part).encode()
+    elif isinstance(dataset, TensorDataset):
+        yield from _content(dataset.tensors)
+    elif isinstance(dataset, list | tuple):
+        yield from _content(dataset)
+    elif files := _labelled_files(dataset):
+        for path, label in files:
+            yield f"{os.path.relpath(path, dataset.root)}|{os.path.getsize(path)}|{label}".encode()
+    elif isinstance(data := getattr(dataset, "data", None), torch.Tensor | np.ndarray):
+        yield from _content((data, getattr(dataset, "targets", None), getattr(dataset, "labels", None)))
+    else:
+        yield from _content((type(dataset).__name__, len(dataset)))
 
 
-def _raw(values: Any) -> bytes:
-    array = values.detach().cpu().contiguous().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
-    return f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes()
+def _labelled_files(dataset: Any) -> list[tuple[str, Any]]:
+    """The (path, label) pairs of a data set like torchvision's ``DatasetFolder``, or nothing."""
+    files = getattr(dataset, "samples", None)
+    if not (isinstance(files, list) and hasattr(dataset, "root")):
+        return []
+    pairs = all(isinstance(file, tuple) and len(file) == 2 and isinstance(file[0], str) for file in files)
+    return files if pairs else []
+
+
+def _content(value: Any) -> Iterator[bytes | memoryview]:
+    """The bytes of tensors, arrays, text and numbers, also inside of lists and mappings; of other objects the type."""
+    if isinstance(value, torch.Tensor):
+        yield f"{value.dtype}{tuple(value.shape)}".encode()
+        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        yield f"{value.dtype}{value.shape}".encode()
+        yield np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+    elif isinstance(value, Mapping):
+        yield from _content(list(value.items()))
+    elif isinstance(value, list | tuple):
+        yield b"%d items" % len(value)
+        for item in value:
+            yield from _content(item)
+    elif isinstance(value, str | bytes | int | float | None):
+        yield f"{type(value).__name__}{value!r}".encode()
+    else:
+        yield type(value).__name__.encode()

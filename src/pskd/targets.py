@@ -1,8 +1,8 @@
 """The soft cross-entropy of the paper and the targets it is made of.
 
-The target of PS-KD (Eq. 6) is ``q = (1 - alpha) * label + alpha * past``, and its loss is the cross-entropy
-``H(q, p) = sum_j q_j * logsumexp(z) - <q, z>``. A target is kept in parts (a few classes with a coefficient each, a
-dense tensor that exists anyway, an even share for every class), so the (samples x classes) target is never built.
+The target of PS-KD (Eq. 6) is ``q = (1 - alpha) * label + alpha * past`` and its loss is ``H(q, p) = -<q, log p>``. A
+target is kept in parts (a few classes with a coefficient each, dense tensors that exist anyway, an even share for every
+class), so the (samples x classes) target is never built.
 
 Shapes follow ``torch.nn.functional.cross_entropy``: logits are (K), (B, K) or (B, K, d1, ...); a *position* is one of
 the (B, d1, ...) places that have a label.
@@ -10,12 +10,14 @@ the (B, d1, ...) places that have a label.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from pskd.checks import ValueChecks, outside
 from pskd.errors import PskdError
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -36,7 +38,7 @@ class Past(NamedTuple):
     known: Tensor | None = None
 
     def to(self, device: torch.device) -> Past:
-        return self.each(lambda part: part.to(device, non_blocking=True))
+        return self if self.values.device == device else self.each(lambda part: part.to(device, non_blocking=True))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Past:
         """The same change made to every part that is there."""
@@ -48,14 +50,16 @@ class Past(NamedTuple):
 
 
 class SoftTarget(NamedTuple):
-    """``q_j = sum_m coefficients_m [classes_m = j] + scale * dense_j + floor * weight_j``, in parts; B positions."""
+    """``q_j = sum_m coefficients_m [classes_m = j] + floor + sum_d scale_d * dense_d,j`` at every position.
 
+    ``share`` is what a position counts in a mean; it is no part of q.
+    """
+
+    share: Tensor  # (B, ...)
     classes: Tensor | None = None  # (B, m, ...) int64
     coefficients: Tensor | None = None  # (B, m, ...)
-    dense: Tensor | None = None  # (B, K, ...)
-    scale: Tensor | None = None  # (B, ...)
     floor: Tensor | None = None  # (B, ...)
-    weight: Tensor | None = None  # (K)
+    dense: tuple[Tensor, ...] = ()  # a dense tensor (B, K, ...), its scale (B, ...), and so on in turn
 
 
 def soft_cross_entropy(
@@ -72,7 +76,7 @@ def soft_cross_entropy(
     Args:
         logits: (K), (B, K) or (B, K, d1, ...); half precision is reduced in float32.
         targets: class indices (B, d1, ...), class probabilities shaped like the logits, or a mixed pair ``(a, b, lam)``
-            of class indices with ``lam`` a number or one per sample.
+            of class indices with ``lam`` a number, one per sample (B), or one per position.
         past: None, probabilities shaped like the logits, or what a memory's ``recall`` returns. Where a past
             prediction is missing, the target is the label alone.
         alpha: how far the past is trusted, in [0, 1]: a number, one per sample (B), or one per position.
@@ -81,7 +85,7 @@ def soft_cross_entropy(
             of the labels' weights and skips ignored positions; over class probabilities it divides by the positions.
         weight: (K), a weight per class.
 
-    With ``alpha=0`` this is ``F.cross_entropy``.
+    With ``alpha=0`` this is ``F.cross_entropy``. A mixed pair's loss is ``lam * loss(a) + (1 - lam) * loss(b)``.
     """
     if reduction not in REDUCTIONS:
         raise PskdError(f"reduction is {reduction!r}; allowed are {', '.join(REDUCTIONS)}")
@@ -92,7 +96,7 @@ def soft_cross_entropy(
         loss = soft_cross_entropy(logits, targets, past, alpha, ignore_index, reduction, weight)
         return loss[0] if reduction == "none" else loss
     check_shapes(logits, targets, past, weight)
-    check_alpha(alpha)
+    check_fraction("alpha", alpha, logits)
     if logits.device.type == "cpu" and not torch.compiler.is_compiling():
         check_class_indices(targets, logits.shape[1], ignore_index)
     loss, share = position_losses(logits, targets, past, alpha, ignore_index, weight)
@@ -110,8 +114,11 @@ def position_losses(
     weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The loss of every position and its share in a mean's denominator, both (B, d1, ...); nothing is checked."""
-    target, share = soft_target(logits, targets, past, alpha, ignore_index, weight)
-    return _SoftCrossEntropy.apply(logits, *target), share
+    target = soft_target(logits, targets, past, alpha, ignore_index, weight)
+    loss: Tensor = _SoftCrossEntropy.apply(
+        logits, weight, target.classes, target.coefficients, target.floor, *target.dense
+    )
+    return loss, target.share
 
 
 def soft_target(
@@ -121,190 +128,207 @@ def soft_target(
     alpha: float | Tensor,
     ignore_index: int = -100,
     weight: Tensor | None = None,
-) -> tuple[SoftTarget, Tensor]:
-    """``(1 - alpha) * targets + alpha * past`` in parts, and the share (B, ...) of each position in a mean."""
-    label, share = _label_part(logits, targets, ignore_index, weight)
+) -> SoftTarget:
+    """``(1 - alpha) * targets + alpha * past``, in parts."""
+    target = _label_target(logits, targets, ignore_index, weight)
     if past is None:
-        return label, share
-    trust = _per_position(alpha, logits)
-    if past.known is not None:
-        trust = trust * past.known
-    if label.classes is not None:
-        trust = trust * _real(targets, ignore_index)
-    return _joined(_scaled(label, 1 - trust), _scaled(_past_part(logits, past, weight), trust)), share
+        return target
+    trust = _trust(logits, alpha, past.known)
+    if target.coefficients is None:
+        label, _ = target.dense
+        target = target._replace(dense=(label, 1 - trust))
+    else:
+        # What the past has, it has from the label: nothing at ignored positions.
+        taken = target.coefficients * trust[:, None]
+        target, trust = target._replace(coefficients=target.coefficients - taken), _class_sum(taken)
+    if past.classes is None:
+        return target._replace(dense=(*target.dense, past.values, trust))
+    kept, rest = _top_k_shares(past.values.to(trust.dtype), logits.shape[1])
+    classes, coefficients = past.classes.long(), (kept - rest[:, None]) * trust[:, None]
+    if target.classes is not None and target.coefficients is not None:
+        classes = torch.cat((target.classes, classes), 1)
+        coefficients = torch.cat((target.coefficients, coefficients), 1)
+    return target._replace(classes=classes, coefficients=coefficients, floor=rest * trust)
 
 
-def _label_part(logits: Tensor, targets: Labels, ignore_index: int, weight: Tensor | None) -> tuple[SoftTarget, Tensor]:
-    """The labels alone as a target, and the share of each position in a mean."""
-    dtype = wide(logits.dtype)
+def _label_target(logits: Tensor, targets: Labels, ignore_index: int, weight: Tensor | None) -> SoftTarget:
+    """The labels alone, and their share in a mean."""
     if isinstance(targets, Tensor) and targets.is_floating_point():
-        share = torch.ones(_positions(logits), dtype=dtype, device=logits.device)
-        dense = targets if weight is None else targets * _per_class(weight, logits)
-        return SoftTarget(dense=dense, scale=share), share
+        ones = per_position(1.0, logits)
+        return SoftTarget(ones, dense=(targets, ones))
     if isinstance(targets, Tensor):
         classes = targets.long()[:, None]
-        coefficients = (classes != ignore_index).to(dtype)
+        real = classes != ignore_index
+        portions = real.to(wide(logits.dtype))
     else:
         first, second, lam = targets
         classes = torch.stack((first, second), 1).long()
-        portion = _per_position(lam, logits)
-        coefficients = torch.stack((portion, 1 - portion), 1) * (classes != ignore_index)
-    # An ignored position still needs a class to look up: any will do, its coefficient is 0.
-    classes = torch.where(classes == ignore_index, 0, classes)
-    if weight is not None:
-        coefficients = coefficients * weight.to(dtype)[classes]
-    return SoftTarget(classes, coefficients), coefficients.sum(1)
+        real = classes != ignore_index
+        portion = per_position(lam, logits)
+        portions = torch.stack((portion, 1 - portion), 1) * real
+    classes = classes * real  # an ignored position still needs a class to look up: any will do, so 0
+    counted = portions if weight is None else portions * weight.to(portions.dtype)[classes]
+    return SoftTarget(_class_sum(counted), classes, portions)
 
 
-def _past_part(logits: Tensor, past: Past, weight: Tensor | None) -> SoftTarget:
-    """The past predictions alone as a target: dense, or the top k and an even rest of the mass."""
-    dtype = wide(logits.dtype)
-    if past.classes is None:
-        dense = past.values if weight is None else past.values * _per_class(weight, logits)
-        return SoftTarget(dense=dense, scale=torch.ones(_positions(logits), dtype=dtype, device=logits.device))
-    mass = past.values.sum(1, dtype=dtype)
-    kept = past.values / mass.clamp_min(1)[:, None]  # rounding up may have left more than 1
-    rest = (1 - mass).clamp_min(0) / max(1, logits.shape[1] - kept.shape[1])
-    classes, coefficients = past.classes.long(), kept - rest[:, None]
-    if weight is not None:
-        coefficients = coefficients * weight.to(dtype)[classes]
-    return SoftTarget(classes, coefficients, floor=rest, weight=weight)
+def _trust(logits: Tensor, alpha: float | Tensor, known: Tensor | None) -> Tensor:
+    """alpha where a past prediction is known and 0 elsewhere, (B, d1, ...)."""
+    if known is None:
+        return per_position(alpha, logits)
+    return known.to(wide(logits.dtype)) * (per_position(alpha, logits) if isinstance(alpha, Tensor) else alpha)
 
 
-def _scaled(target: SoftTarget, factor: Tensor) -> SoftTarget:
-    """``factor * target``, with one factor (B, ...) per position."""
-    return target._replace(
-        coefficients=None if target.coefficients is None else target.coefficients * factor[:, None],
-        scale=None if target.scale is None else target.scale * factor,
-        floor=None if target.floor is None else target.floor * factor,
-    )
+def _class_sum(values: Tensor) -> Tensor:
+    """Values (B, m, ...) summed over their m classes."""
+    return values[:, 0] if values.shape[1] == 1 else values.sum(1)
 
 
-def _joined(label: SoftTarget, past: SoftTarget) -> SoftTarget:
-    """``label + past``. Only class probabilities with a dense past, which are whole tensors both, are added as such."""
-    joined = past
-    if label.classes is not None and past.classes is not None:
-        assert label.coefficients is not None
-        assert past.coefficients is not None
-        joined = joined._replace(
-            classes=torch.cat((label.classes, past.classes), 1),
-            coefficients=torch.cat((label.coefficients, past.coefficients), 1),
-        )
-    elif label.classes is not None:
-        joined = joined._replace(classes=label.classes, coefficients=label.coefficients)
-    if label.dense is not None:
-        assert label.scale is not None
-        if past.dense is None:
-            return joined._replace(dense=label.dense, scale=label.scale)
-        assert past.scale is not None
-        dense = label.dense * label.scale[:, None] + past.dense * past.scale[:, None]
-        return joined._replace(dense=dense, scale=torch.ones_like(label.scale))
-    return joined
+def _top_k_shares(values: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """The mass of the top k (B, k, ...), and of each other class (B, ...); they sum to 1 whatever was rounded."""
+    mass, others = values.sum(1), num_classes - values.shape[1]
+    if others == 0:
+        return values / mass.clamp_min(torch.finfo(mass.dtype).tiny)[:, None], torch.zeros_like(mass)
+    return values / mass.clamp_min(1)[:, None], (1 - mass).clamp_min(0) / others
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
-    """``sum_j q_j * logsumexp(z) - <q, z>`` and its gradient ``sum_j q_j * softmax(z) - q`` in one pass each."""
+    """``-<q, log p>`` and its gradient ``sum_j q_j * p - q``, from the parts of q; with class weights q_j is q_j * w_j.
+
+    Only the logits, which exist anyway, wait for the backward pass.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         logits: Tensor,
+        weight: Tensor | None,
         classes: Tensor | None,
         coefficients: Tensor | None,
-        dense: Tensor | None,
-        scale: Tensor | None,
         floor: Tensor | None,
-        weight: Tensor | None,
+        *dense: Tensor,
     ) -> Tensor:
-        z = logits.to(wide(logits.dtype))
-        total, inner = z.new_zeros(()), z.new_zeros(())
-        if classes is not None:
-            assert coefficients is not None
-            total = coefficients.sum(1)
-            inner = (z.gather(1, classes) * coefficients).sum(1)
-        if dense is not None:
-            assert scale is not None
-            total = total + scale * dense.sum(1, dtype=z.dtype)
-            inner = inner + scale * (dense * z).sum(1)
+        ctx.save_for_backward(logits, weight, classes, coefficients, floor, *dense)
+        log_p = _weighted(torch.log_softmax(logits, 1, wide(logits.dtype)), weight)
+        inner = [scale * (values * log_p).sum(1, dtype=log_p.dtype) for values, scale in _pairs(dense)]
+        if classes is not None and coefficients is not None:
+            inner.append(_class_sum(log_p.gather(1, classes) * coefficients))
         if floor is not None:
-            shares = torch.ones((), dtype=z.dtype, device=z.device) if weight is None else _per_class(weight, z)
-            total = total + floor * shares.expand(1, z.shape[1], *shares.shape[2:]).sum(1)
-            inner = inner + floor * (z if weight is None else z * shares).sum(1)
-        ctx.save_for_backward(logits, classes, coefficients, dense, scale, floor, weight, total)
-        return total * torch.logsumexp(z, 1) - inner
+            inner.append(floor * log_p.sum(1))
+        return -reduce(torch.add, inner)
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        logits, classes, coefficients, dense, scale, floor, weight, total = ctx.saved_tensors
-        (upstream,) = outer
-        z = logits.to(wide(logits.dtype))
-        gradient = torch.softmax(z, 1) * (total * upstream)[:, None]
-        if floor is not None:
-            share = (floor * upstream)[:, None]
-            gradient = gradient - (share if weight is None else share * _per_class(weight, z))
-        if dense is not None:
-            gradient = torch.addcmul(gradient, dense.to(z.dtype), (scale * upstream)[:, None], value=-1)
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        logits, weight, classes, coefficients, floor, *dense = ctx.saved_tensors
+        (outer,) = upstream
+        p = torch.softmax(logits, 1, wide(logits.dtype))
+        mass = [scale * _weighted(values, weight).sum(1, dtype=p.dtype) for values, scale in _pairs(dense)]
         if classes is not None:
-            gradient = gradient.scatter_add(1, classes, -coefficients * upstream[:, None])
-        return gradient.to(logits.dtype), None, None, None, None, None, None
+            if weight is not None:
+                coefficients = coefficients * weight.to(p.dtype)[classes]
+            mass.append(_class_sum(coefficients))
+        if floor is not None:
+            mass.append(floor * (p.shape[1] if weight is None else weight.sum()))
+        outer = outer[:, None]
+        gradient = p * (reduce(torch.add, mass)[:, None] * outer)
+        for values, scale in _pairs(dense):
+            gradient.addcmul_(_weighted(values.to(p.dtype), weight), scale[:, None] * outer, value=-1)
+        if classes is not None:
+            gradient.scatter_add_(1, classes, coefficients * -outer)
+        if floor is not None:
+            gradient -= _weighted(floor[:, None] * outer, weight)
+        return gradient.to(logits.dtype), None, None, None, None, *[None] * len(dense)
 
 
-def check_shapes(logits: Tensor, targets: Labels, past: Past | None, weight: Tensor | None = None) -> None:
-    """Shapes and types that do not fit the logits, each in one line; never looks at a value."""
-    if not logits.is_floating_point() or logits.ndim < 1 or 0 in logits.shape[1:2]:
+def _pairs(dense: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each dense part of a target with its scale."""
+    return zip(dense[::2], dense[1::2], strict=True)
+
+
+def _weighted(values: Tensor, weight: Tensor | None) -> Tensor:
+    """Values (B, K, ...) times the weights (K) of their classes."""
+    if weight is None:
+        return values
+    return values * weight.to(wide(values.dtype)).reshape(-1, *[1] * (values.ndim - 2))
+
+
+def check_shapes(logits: Tensor, targets: Labels, past: Past | None = None, weight: Tensor | None = None) -> None:
+    """Raise where shapes or types do not fit the logits; no value on an accelerator is looked at."""
+    if not logits.is_floating_point() or logits.ndim < 2 or logits.shape[1] == 0:
         raise PskdError(f"logits must be floating point (B, K, ...), got {logits.dtype} {tuple(logits.shape)}")
     positions = _positions(logits)
     for name, label in _named_labels(targets):
-        wanted = tuple(logits.shape) if label.is_floating_point() else positions
-        if tuple(label.shape) != wanted:
+        if label.is_floating_point() and name != "targets":
+            raise PskdError(f"{name} must be class indices, got {label.dtype}")
+        if tuple(label.shape) != (tuple(logits.shape) if label.is_floating_point() else positions):
             raise PskdError(
                 f"{name} has shape {tuple(label.shape)}, but logits {tuple(logits.shape)} want class indices"
                 f" {positions} or class probabilities {tuple(logits.shape)}"
             )
-        if label.is_floating_point() and name != "targets":
-            raise PskdError(f"{name} must be class indices, got {label.dtype}")
+    if not isinstance(targets, Tensor):
+        check_fraction("targets[2] (lam)", targets[2], logits)
     if past is not None:
-        wanted = (
-            tuple(logits.shape) if past.classes is None else (logits.shape[0], past.values.shape[1], *positions[1:])
-        )
-        if tuple(past.values.shape) != wanted:
-            kind = "dense past" if past.classes is None else "top-k past"
-            raise PskdError(
-                f"past: a {kind} of shape {tuple(past.values.shape)} does not fit logits {tuple(logits.shape)}"
-            )
+        check_past(logits, past)
     if weight is not None and tuple(weight.shape) != (logits.shape[1],):
         raise PskdError(f"weight must have one value per class ({logits.shape[1]},), got {tuple(weight.shape)}")
 
 
-def check_alpha(alpha: float | Tensor) -> None:
-    """alpha in [0, 1]; a tensor is looked at only on the CPU, where that costs no waiting."""
-    if isinstance(alpha, Tensor) and (alpha.device.type != "cpu" or torch.compiler.is_compiling()):
-        return
-    low, high = (alpha, alpha) if not isinstance(alpha, Tensor) else (float(alpha.min()), float(alpha.max()))
-    if not (low >= 0 and high <= 1):
-        raise PskdError(f"alpha must lie in [0, 1], got {low if not low >= 0 else high}")
+def check_past(logits: Tensor, past: Past) -> None:
+    shape, positions = tuple(past.values.shape), _positions(logits)
+    if past.classes is None:
+        kind, fits = "dense past", shape == tuple(logits.shape)
+    else:
+        kind, fits = "top-k past", (shape[:1] + shape[2:] == positions and 0 <= shape[1] <= logits.shape[1])
+        fits = fits and tuple(past.classes.shape) == shape
+    if not fits:
+        raise PskdError(f"past: a {kind} of shape {shape} does not fit logits {tuple(logits.shape)}")
+    if past.known is not None and tuple(past.known.shape) != positions:
+        raise PskdError(f"past.known has shape {tuple(past.known.shape)}, but there are {positions} labels")
 
 
-def check_class_indices(targets: Labels, num_classes: int, ignore_index: int) -> None:
-    """Class indices inside 0..num_classes-1, or ``ignore_index``."""
-    for name, label in _named_labels(targets):
-        if label.is_floating_point() or label.numel() == 0:
-            continue
-        low, high = (int(bound) for bound in torch.aminmax(label))
-        if (low < 0 or high >= num_classes) and bool(wrong := out_of_range(label, num_classes, ignore_index).sum()):
-            raise PskdError(class_index_message(name, int(wrong), low, high, num_classes))
+def check_fraction(name: str, value: float | Tensor, logits: Tensor) -> None:
+    """A number in [0, 1], one per sample or one per position; a tensor's values are looked at on the CPU only."""
+    if isinstance(value, Tensor):
+        positions = _positions(logits)
+        if tuple(value.shape) not in ((), positions[:1], positions):
+            raise PskdError(f"{name} has shape {tuple(value.shape)}; a number, or one per sample or label {positions}")
+        if value.device.type != "cpu" or torch.compiler.is_compiling() or value.numel() == 0:
+            return
+        wrong = value[~((value >= 0) & (value <= 1))]
+        if wrong.numel():
+            raise PskdError(f"{name} must lie in [0, 1], got {float(wrong[0])}")
+    elif not 0 <= value <= 1:
+        raise PskdError(f"{name} must lie in [0, 1], got {value}")
 
 
-def out_of_range(labels: Tensor, num_classes: int, ignore_index: int) -> Tensor:
-    """True where a class index is neither a class nor ``ignore_index``."""
-    return ((labels < 0) | (labels >= num_classes)) & (labels != ignore_index)
+def check_class_indices(
+    targets: Labels, num_classes: int, ignore_index: int, checks: ValueChecks | None = None
+) -> Labels:
+    """Raise where a class index is neither in 0..num_classes-1 nor ``ignore_index``; off the CPU, give ``checks``.
 
+    Returns the targets with class indices as int64, and wrong ones, which ``checks`` reports later, as ignored.
+    """
+    checks = checks or ValueChecks()
 
-def class_index_message(name: str, wrong: int, low: int, high: int, num_classes: int) -> str:
-    return (
-        f"{name}: {wrong} class indices lie outside 0..{num_classes - 1} (smallest {low}, largest {high});"
-        " check the labels, or give the model more classes"
-    )
+    def checked(name: str, labels: Tensor) -> Tensor:
+        if labels.is_floating_point():
+            return labels
+        labels = labels.long()
+        if (wrong := outside(labels, num_classes)) is None:
+            return labels
+        wrong = wrong & (labels != ignore_index)
+        checks.require_none(
+            wrong,
+            lambda count: (
+                f"{name}: {count} class indices lie outside 0..{num_classes - 1} (smallest {int(labels.min())},"
+                f" largest {int(labels.max())}); check the labels, or give the model more classes"
+            ),
+        )
+        return labels if labels.device.type == "cpu" else torch.where(wrong, ignore_index, labels)
+
+    named = _named_labels(targets)
+    if isinstance(targets, Tensor):
+        return checked(*named[0])
+    return checked(*named[0]), checked(*named[1]), targets[2]
 
 
 def _named_labels(targets: Labels) -> list[tuple[str, Tensor]]:
@@ -315,28 +339,17 @@ def _named_labels(targets: Labels) -> list[tuple[str, Tensor]]:
     return [("targets[0]", targets[0]), ("targets[1]", targets[1])]
 
 
-def _real(targets: Labels, ignore_index: int) -> Tensor:
-    """True (B, ...) where a position of class indices has a label; a mixed pair with one real label has one."""
-    if isinstance(targets, Tensor):
-        return targets != ignore_index
-    return (targets[0] != ignore_index) | (targets[1] != ignore_index)
-
-
 def _positions(logits: Tensor) -> tuple[int, ...]:
     return (logits.shape[0], *logits.shape[2:])
 
 
-def _per_position(value: float | Tensor, logits: Tensor) -> Tensor:
-    """A number, one per sample or one per position, as (B, d1, ...)."""
+def per_position(value: float | Tensor, logits: Tensor) -> Tensor:
+    """A number, one per sample (B) or one per position, as (B, d1, ...) in the type that sums are made in."""
     positions = _positions(logits)
     value = torch.as_tensor(value, dtype=wide(logits.dtype), device=logits.device)
     if value.ndim == 1:
         value = value.reshape(-1, *[1] * (len(positions) - 1))
     return value.expand(positions)
-
-
-def _per_class(weight: Tensor, logits: Tensor) -> Tensor:
-    return weight.to(wide(logits.dtype)).reshape(1, -1, *[1] * (logits.ndim - 2))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

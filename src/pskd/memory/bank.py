@@ -12,19 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pskd.checks import ValueChecks
+from pskd.checks import ValueChecks, outside
 from pskd.errors import PskdError
 from pskd.memory.base import Memory
 from pskd.memory.storage import Storage
 from pskd.targets import Past, wide
 
 FORMS = ("dense", "topk")
-_RAW = {
-    1: torch.uint8,
-    2: torch.int16,
-    4: torch.int32,
-    8: torch.int64,
-}  # rows are moved as plain integers of their size
+_UNLABELLED = -1
+# Rows are moved as plain integers of their size, since not every operation knows every floating type.
+_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class PredictionBank(Memory):
@@ -36,7 +33,8 @@ class PredictionBank(Memory):
         form: "dense" keeps every class, "topk" the ``k`` likeliest; the rest of the mass is spread evenly when read.
             ``k >= num_classes`` is stored as dense.
         dtype: any floating type.
-        path: a scratch file to map instead of RAM. It is made anew; ``state_dict`` is what survives.
+        path: a scratch file to map instead of RAM. It is made anew, unless another living process has it open, which
+            then shares it; ``state_dict`` is what survives.
         device: where rows held in memory live.
         fingerprint: identity of the data set (``Indexed(dataset).fingerprint``); a state filled for another is refused.
 
@@ -69,23 +67,22 @@ class PredictionBank(Memory):
         self.form = "dense" if k >= num_classes else form
         self.k = num_classes if self.form == "dense" else k
 
-        # Everything starts as zero bytes, which costs nothing until a row is written: label column 0 means "no row
-        # yet", c + 1 a row of class c, num_classes + 1 a row without a class label. The last row is spare: it takes
-        # what is not to be kept.
+        # Everything starts as zero bytes, which cost nothing until a row is written: label column 0 means "no row
+        # yet", c + 1 a row of class c. The last row is spare: it takes what is not to be kept.
         columns = {"values": (self.k, _RAW[dtype.itemsize])}
         if self.form == "topk":
             # Two bytes hold 65,536 classes: read back without their sign.
             class_type = torch.uint8 if num_classes <= 256 else torch.int16 if num_classes <= 65536 else torch.int32
             columns["classes"] = (k, class_type)
-        columns["labels"] = (1, torch.int16 if num_classes < 32766 else torch.int32)
+        columns["labels"] = (1, torch.int16 if num_classes < 2**15 else torch.int32)
         self._storage = Storage(num_samples + 1, columns, path=path, device=torch.device(device))
-        self._epoch = 0
+        self._used = False
         self._checks = ValueChecks()
-        self._arriving: tuple[torch.Event, tuple[Tensor, dict[str, Tensor]]] | None = None
+        self._arriving: tuple[torch.Event, tuple[Tensor, Tensor | None, dict[str, Tensor]]] | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows."""
+        """Bytes of all rows, the spare one too."""
         return self._storage.nbytes
 
     @property
@@ -93,10 +90,7 @@ class PredictionBank(Memory):
         return self._storage.device
 
     def start_epoch(self, epoch: int) -> None:
-        self._checks.settle()
-        if epoch == 0 and self._epoch > 0:
-            self.clear()  # a second training with the same bank has no past in its first epoch either
-        self._epoch = epoch
+        self._settle()
 
     def check(self, key: Tensor, logits: Tensor) -> None:
         positions = (logits.shape[0], *logits.shape[2:])
@@ -110,66 +104,66 @@ class PredictionBank(Memory):
 
     def recall(self, key: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past:
         """The rows of the samples ``key`` (B, ...) as float32 or wider, dense ones renormalised."""
-        self._checks.settle()
-        self._arrived()
+        self._settle()
         index = self._rows(key, take)
-        column = self._storage.read("labels", index)[..., 0].long()
-        known = (column > 0) & (index < self.num_samples)
+        column = self._storage.read("labels", index).view(key.shape)
         if labels is not None:
-            now = labels.to(self.device).long() + 1
-            self._checks.require_none(
-                known & (column != now) & (column <= self.num_classes),
-                lambda wrong: (
-                    f"index: {wrong} samples had another label when the bank was filled; the data set was changed or"
-                    " reordered: give each sample the same index as before, or start with an empty bank"
-                ),
-            )
-        values = self._storage.read("values", index).view(self.dtype)
-        values = values.to(wide(self.dtype)).movedim(-1, 1)
+            self._check_labels(column, labels, take)
+        values = self._storage.read("values", index).view(self.dtype).to(wide(self.dtype))
         if self.form == "dense":
-            return Past(values / values.sum(1, keepdim=True).clamp_min(1e-30), None, known)
+            values = values + torch.finfo(values.dtype).tiny  # a row that was rounded to nothing is an even one
+            values = values / values.sum(1, keepdim=True)
+            return Past(_classes_second(values, key.shape), None, column != 0)
         classes = self._storage.read("classes", index).long()
-        return Past(values, (classes & 0xFFFF if self.num_classes <= 65536 else classes).movedim(-1, 1), known)
+        classes = classes & 0xFFFF if self.num_classes <= 65536 else classes
+        return Past(_classes_second(values, key.shape), _classes_second(classes, key.shape), column != 0)
 
     @torch.no_grad()
     def record(self, key: Tensor, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
         """Write the softmax of logits (B, K, ...). Of an index that stands twice in the batch, the last one is kept."""
-        self._arrived()
-        index = self._rows(key, take).flatten()
-        column = torch.full_like(index, self.num_classes + 1) if labels is None else labels.flatten().long() + 1
-        likely = torch.softmax(logits.to(wide(logits.dtype)), 1)
-        likely = likely.movedim(1, -1).reshape(-1, self.num_classes)
-        columns = {"labels": column[:, None]}
+        self._settle()
+        index = self._rows(key, take)
+        likely = torch.softmax(logits, 1, wide(logits.dtype))
+        if likely.ndim > 2:
+            likely = likely.movedim(1, -1).reshape(-1, self.num_classes)
+        columns = {}
         if self.form == "topk":
             likely, columns["classes"] = likely.topk(self.k, 1)
         columns["values"] = likely.to(self.dtype).view(_RAW[self.dtype.itemsize])
-        if logits.device.type == "cpu" or logits.device == self.device:
-            self._write(index, columns)
-            return
-        # The rows travel to the host while the accelerator goes on, and are written when they are asked for next.
+        columns["labels"] = (
+            torch.full_like(likely[:, :1], _UNLABELLED) if labels is None else labels.long().reshape(-1, 1) + 1
+        )
         columns = {name: part.to(self.device, non_blocking=True) for name, part in columns.items()}
+        kept = None if take is None else take.flatten().to(self.device, non_blocking=True)
+        self._used = True
+        if logits.device.type == "cpu" or logits.device == self.device:
+            self._write(index, kept, columns)
+            return
+        # The rows travel to the host while the accelerator goes on, and are written when the bank is asked next.
         event = torch.Event(logits.device)
         event.record()
-        self._arriving = event, (index, columns)
+        self._arriving = event, (index, kept, columns)
 
     def clear(self) -> None:
         """Forget every row."""
         self._arriving = None
-        self._storage.clear()
+        if self._used:  # a new bank is empty, and its memory not even touched
+            self._storage.clear()
+        self._used = False
 
     def state_dict(self) -> dict[str, Any]:
         """The rows and what they were made for; the tensors are views, so save them before the next step."""
-        self._arrived()
+        self._settle()
         return {**self._description(), "rows": self._storage.rows(self.num_samples)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        own = self._description()
-        for name, here in own.items():
+        for name, here in self._description().items():
             there = state.get(name)
             if there != here and not (name == "fingerprint" and None in (there, here)):
                 what = "another or a reordered data set" if name in ("fingerprint", "num_samples") else "other settings"
                 raise PskdError(f"{name}: the stored bank was filled for {what} ({there!r}, here {here!r})")
         self._arriving = None
+        self._used = True
         self._storage.load(state["rows"])
 
     def _description(self) -> dict[str, Any]:
@@ -182,33 +176,52 @@ class PredictionBank(Memory):
             "fingerprint": self.fingerprint,
         }
 
-    def _rows(self, index: Tensor, take: Tensor | None) -> Tensor:
-        """The rows to touch, on the bank's device; what is not to be read or kept goes to the spare last row."""
-        index = index.to(self.device, torch.int64)
-        wrong = spare = (index < 0) | (index >= self.num_samples)
-        if take is not None:
-            take = take.to(self.device)
-            wrong, spare = wrong & take, wrong | ~take
+    def _rows(self, key: Tensor, take: Tensor | None) -> Tensor:
+        """The rows of the samples ``key``, flat and on the bank's device; an index out of range means the spare row."""
+        index = key.to(self.device, torch.int64).flatten()
+        if (wrong := outside(index, self.num_samples)) is None:
+            return index
         self._checks.require_none(
-            wrong,
+            wrong if take is None else wrong.to(take.device, non_blocking=True) & take.flatten(),
             lambda count: (
-                f"index: {count} lie outside 0..{self.num_samples - 1} (the bank has {self.num_samples} rows)"
+                f"index: {count} lie outside 0..{self.num_samples - 1}; the bank's num_samples is too small,"
+                " or this is not the data set it was made for"
             ),
         )
-        return torch.where(spare, self.num_samples, index)
+        return torch.where(wrong, self.num_samples, index)
 
-    def _write(self, index: Tensor, columns: dict[str, Tensor]) -> None:
+    def _check_labels(self, column: Tensor, labels: Tensor, take: Tensor | None) -> None:
+        """Rows that were written for another class: compared where the labels are, so that nothing has to wait."""
+        column = column.to(labels.device, non_blocking=True)
+        changed = (column > 0) & (column != labels.long() + 1)
+        self._checks.require_none(
+            changed if take is None else changed & take,
+            lambda count: (
+                f"index: {count} samples had another label when the bank was filled; the data set was changed"
+                " or reordered: give each sample the index it had, or start with an empty bank"
+            ),
+        )
+
+    def _write(self, index: Tensor, kept: Tensor | None, columns: dict[str, Tensor]) -> None:
+        if kept is not None:
+            index = torch.where(kept, index, self.num_samples)
         # Two writes of one row in one step come in no order. So all copies of an index carry the last one's values.
-        order = torch.argsort(index, stable=True)
-        ranked = index[order]
-        if self.device.type != "cpu" or bool((ranked[1:] == ranked[:-1]).any()):
+        if self.device.type != "cpu" or len(index.unique()) < len(index):
+            ranked, order = torch.sort(index, stable=True)
             last = order[torch.searchsorted(ranked, index, right=True) - 1]
             columns = {name: part[last] for name, part in columns.items()}
         self._storage.write(index, columns)
 
-    def _arrived(self) -> None:
+    def _settle(self) -> None:
+        """Report what a check has found, and write rows that were on their way from an accelerator."""
+        self._checks.settle()
         if self._arriving is not None:
             event, rows = self._arriving
             self._arriving = None
             event.synchronize()
             self._write(*rows)
+
+
+def _classes_second(rows: Tensor, positions: torch.Size) -> Tensor:
+    """Rows (n, width) of n positions (B, d1, ...) as (B, width, d1, ...)."""
+    return rows if len(positions) == 1 else rows.view(*positions, rows.shape[1]).movedim(-1, 1)

@@ -23,12 +23,16 @@ class Memory(ABC):
     def recall(self, key: Any, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past | None:
         """The past predictions, the class on dimension 1; None where there are none at all yet.
 
-        ``labels`` are class indices to check the memory against; where ``take`` is false, nothing is read.
+        ``labels`` are class indices to check the memory against; where ``take`` is false, what is returned is not used.
         """
 
     @abstractmethod
     def record(self, key: Any, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
         """Remember this step's predictions where ``take`` is true; logits (B, K, ...), without gradient."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget everything: a training begins."""
 
     def check(self, key: Any, logits: Tensor) -> None:
         """Raise where the key or the logits do not fit this memory."""

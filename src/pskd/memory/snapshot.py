@@ -7,6 +7,7 @@ needs no sample index, so it serves streams, tokens and dense predictions.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,29 +33,23 @@ class Snapshot(Memory):
     needs = "inputs"
 
     def __init__(self, model: nn.Module, refresh: float = 1.0, steps_per_epoch: int | None = None) -> None:
-        if not refresh > 0:
-            raise PskdError(f"refresh must be more than 0 epochs, got {refresh}")
+        if not 0 < refresh < math.inf:
+            raise PskdError(f"refresh must be a number of epochs above 0, got {refresh}")
         if steps_per_epoch is not None and steps_per_epoch < 1:
             raise PskdError(f"steps_per_epoch must be at least 1, got {steps_per_epoch}")
         if steps_per_epoch is None and refresh != int(refresh):
             raise PskdError(f"refresh={refresh} is not a whole number of epochs: give steps_per_epoch too")
-        self._model = model
-        self._steps_per_epoch = steps_per_epoch or 1
-        self._interval = max(
-            1, round(refresh * self._steps_per_epoch)
-        )  # in steps, or in epochs where those are unknown
-        self._counts_steps = steps_per_epoch is not None
-        self._copy: nn.Module | None = None
-        self._epoch = self._step = self._taken = 0
+        self._model, self._refresh, self._steps_per_epoch = model, refresh, steps_per_epoch
+        self.clear()
 
     def start_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:
             self._epoch, self._step = epoch, 0
-        self._refresh_if_due()
+        self._renew_if_due()
 
     def recall(self, key: Any, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past | None:
         """The copy's predictions for the inputs ``key``: a tensor, a tuple of arguments or a dict of keywords."""
-        self._refresh_if_due()
+        self._renew_if_due()
         if self._copy is None:
             return None
         with torch.no_grad():
@@ -64,29 +59,37 @@ class Snapshot(Memory):
                 logits = self._copy(*key)
             else:
                 logits = self._copy(key)
-            return Past(torch.softmax(logits.to(wide(logits.dtype)), 1))
+            return Past(torch.softmax(logits, 1, wide(logits.dtype)))
 
     def record(self, key: Any, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
         """Nothing is stored; the step is counted."""
         self._step += 1
 
+    def clear(self) -> None:
+        """Forget the copy."""
+        self._copy: nn.Module | None = None
+        self._epoch = self._step = self._renewals = 0
+
     def state_dict(self) -> dict[str, Any]:
         """The copy's weights are views, so save them before the next step."""
         weights = {} if self._copy is None else self._copy.state_dict()
-        return {"epoch": self._epoch, "step": self._step, "taken": self._taken, "weights": weights}
+        return {"epoch": self._epoch, "step": self._step, "renewals": self._renewals, "weights": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._epoch, self._step, self._taken = state["epoch"], state["step"], state["taken"]
+        self._epoch, self._step, self._renewals = state["epoch"], state["step"], state["renewals"]
         self._copy = None
         if state["weights"]:
             self._copy = self._frozen_copy()
             self._copy.load_state_dict(state["weights"])
 
-    def _refresh_if_due(self) -> None:
-        done = self._epoch * self._steps_per_epoch + (self._step if self._counts_steps else 0)
-        if done // self._interval == self._taken:
+    def _renew_if_due(self) -> None:
+        # An epoch that is longer than it was said to be must not run ahead of the next one.
+        steps = self._steps_per_epoch or 1
+        progress = self._epoch + min(self._step, steps - 1) / steps
+        due = math.floor(progress / self._refresh + 1e-9)
+        if due <= self._renewals:
             return
-        self._taken = done // self._interval
+        self._renewals = due
         if self._copy is None:
             self._copy = self._frozen_copy()
         else:

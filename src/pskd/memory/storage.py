@@ -1,10 +1,12 @@
-"""Rows of plain integers in RAM, on a device, or in a memory-mapped file."""
+"""Where the rows of a bank lie: in RAM, on a device, or in a memory-mapped file."""
 
 from __future__ import annotations
 
 import math
+import mmap
 import os
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,6 +14,11 @@ from torch import Tensor
 from pskd.errors import PskdError
 
 _ALIGNMENT = 64  # bytes: a column starts on a cache line
+_HEADER = 512  # bytes before the first column
+_MAGIC = b"pskd bank, scratch: "
+
+Columns: TypeAlias = dict[str, tuple[int, torch.dtype]]
+"""Name -> width and type of a column."""
 
 
 class Storage:
@@ -21,11 +28,9 @@ class Storage:
     which open it while the first one lives, map the same bytes.
     """
 
-    def __init__(
-        self, rows: int, columns: dict[str, tuple[int, torch.dtype]], *, path: str | Path | None, device: torch.device
-    ) -> None:
+    def __init__(self, rows: int, columns: Columns, *, path: str | Path | None, device: torch.device) -> None:
         self.device = device
-        self._lock: int | None = None
+        self._file: int | None = None
         if path is None:
             self._columns = {
                 name: torch.zeros(rows, width, dtype=dtype, device=device) for name, (width, dtype) in columns.items()
@@ -38,15 +43,14 @@ class Storage:
         return sum(column.nbytes for column in self._columns.values())
 
     def read(self, name: str, index: Tensor) -> Tensor:
-        """The rows ``index`` (B, ...) of one column, (B, ..., width)."""
-        column = self._columns[name]
-        return column.index_select(0, index.flatten()).view(*index.shape, column.shape[1])
+        """The rows ``index`` (B) of one column, (B, width)."""
+        return self._columns[name].index_select(0, index)
 
     def write(self, index: Tensor, columns: dict[str, Tensor]) -> None:
         """Write the rows ``index`` (B) of the named columns, each (B, width)."""
         for name, rows in columns.items():
             column = self._columns[name]
-            column.index_copy_(0, index, rows.to(column.device, column.dtype))
+            column.index_copy_(0, index, rows.to(column.dtype))
 
     def clear(self) -> None:
         for column in self._columns.values():
@@ -59,35 +63,64 @@ class Storage:
     def load(self, rows: dict[str, Tensor]) -> None:
         """Put back what ``rows`` gave."""
         for name, column in self._columns.items():
-            column.zero_()
             column[: len(rows[name])].copy_(rows[name])
 
-    def _mapped(self, rows: int, columns: dict[str, tuple[int, torch.dtype]], path: Path) -> dict[str, Tensor]:
-        import fcntl
-
-        offsets, end = {}, 0
+    def _mapped(self, rows: int, columns: Columns, path: Path) -> dict[str, Tensor]:
+        offsets, end = {}, _HEADER
         for name, (width, dtype) in columns.items():
             offsets[name] = end
             end += math.ceil(rows * width * dtype.itemsize / _ALIGNMENT) * _ALIGNMENT
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # The lock lives as long as this process: whoever gets it alone is the first one and starts with an empty file.
-        self._lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        layout = ", ".join(f"{name} {rows} x {width} {dtype}" for name, (width, dtype) in columns.items())
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
-        else:
-            os.ftruncate(self._lock, 0)
-            os.truncate(self._lock, end)
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
-        if (size := os.fstat(self._lock).st_size) != end:
-            raise PskdError(f"path: {path} is in use by a bank of another size ({size} bytes, not {end}); name another")
-        whole = torch.from_file(str(path), shared=True, size=end, dtype=torch.uint8)
+            self._file = _opened(path, _MAGIC + layout.encode(), end)
+            whole = mmap.mmap(self._file, end)
+        except OSError as error:
+            raise PskdError(f"path: cannot map {end:,} bytes of {path}: {error.strerror}; name another file") from error
         return {
-            name: whole[offsets[name] : offsets[name] + rows * width * dtype.itemsize].view(dtype).view(rows, width)
+            name: torch.frombuffer(whole, dtype=dtype, count=rows * width, offset=offsets[name]).view(rows, width)
             for name, (width, dtype) in columns.items()
         }
 
     def __del__(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
+        if self._file is not None:
+            os.close(self._file)
+
+
+def _opened(path: Path, header: bytes, size: int) -> int:
+    """A descriptor of the file, which has ``size`` bytes then, all zero unless another living process shares it.
+
+    The lock is held as long as the descriptor is open: whoever gets it alone is the first one.
+    """
+    import fcntl  # not on Windows, where the other banks still work
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH)  # waits until the first one has made the file
+        else:
+            _made_anew(path, file, header, size)
+            fcntl.flock(file, fcntl.LOCK_SH)
+        if (there := os.pread(file, _HEADER, 0).rstrip(b"\0")) != header:
+            raise PskdError(f"path: {path} is in use for {there!r}, not {header!r}; name another file")
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _made_anew(path: Path, file: int, header: bytes, size: int) -> None:
+    if os.fstat(file).st_size and os.pread(file, len(_MAGIC), 0) != _MAGIC:
+        raise PskdError(f"path: {path} holds something else than a bank and would be overwritten; name another file")
+    os.ftruncate(file, 0)
+    os.pwrite(file, header, 0)
+    # With its blocks reserved, a full disk is an error here and not the end of the process at some later write.
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file, 0, size)
+        except OSError:
+            os.ftruncate(file, 0)
+            raise
+    os.ftruncate(file, size)

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from pskd.checks import ValueChecks
+from pskd.checks import ValueChecks, outside
 from pskd.errors import PskdError
 from pskd.memory.base import Memory
 from pskd.methods.base import Loss, Method
 from pskd.schedules import SCHEDULES, Schedule
-from pskd.targets import Labels, Past, check_shapes, class_index_message, out_of_range, position_losses, wide
+from pskd.targets import (
+    Labels,
+    Past,
+    check_class_indices,
+    check_past,
+    check_shapes,
+    per_position,
+    position_losses,
+    wide,
+)
 
 IGNORE_INDEX = -100
 
@@ -26,7 +34,7 @@ class PSKD(Method):
         schedule: "linear" (the paper's), "step", "exponential", "cosine", "constant", or a function of t/T.
         memory: where P_(t-1) comes from, ``PredictionBank`` (call with ``index=``) or ``Snapshot`` (with ``inputs=``).
 
-    In the first epoch, and for a sample that has no past prediction yet, the target is the label.
+    In the first epoch, and wherever there is no past prediction yet, the target is the label.
 
     Cost: with a bank one row per sample and no forward pass; with a snapshot one forward pass without gradient per
     step. Use it wherever labels are classes; it needs neither a teacher nor a second training.
@@ -50,6 +58,7 @@ class PSKD(Method):
         self.needs = frozenset({memory.needs})
         self._epoch: int | None = None
         self._loaded_epoch: int | None = None
+        self._alpha_t = 0.0
         self._checks = ValueChecks()
 
     @property
@@ -57,7 +66,7 @@ class PSKD(Method):
         """alpha in the current epoch (Eq. 5; the paper counts epochs from 1)."""
         if self._epoch is None:
             raise PskdError("start_epoch: call start_epoch(epoch) before the first batch of every epoch")
-        return self.alpha * self.schedule((self._epoch + 1) / self.epochs)
+        return self._alpha_t
 
     def start_epoch(self, epoch: int) -> None:
         """Begin the 0-based ``epoch``; the first one is 0, or follows the state that was loaded."""
@@ -71,10 +80,17 @@ class PSKD(Method):
                 f"start_epoch({epoch}) comes first, but no state was loaded: start at 0, or load_state_dict()"
             )
         if before is not None and epoch not in (before, before + 1):
-            raise PskdError(f"start_epoch({epoch}) cannot follow epoch {before}: allowed are {before} and {before + 1}")
+            raise PskdError(
+                f"start_epoch({epoch}) cannot follow epoch {before}: go on with {before + 1}, or make a new PSKD"
+            )
+        share = self.schedule((epoch + 1) / self.epochs)
+        if not 0 <= share <= 1:
+            raise PskdError(f"schedule gives {share} in epoch {epoch}; allowed is a share of alpha in [0, 1]")
         self._checks.settle()
-        self._epoch = epoch
+        if before is None:
+            self.memory.clear()  # it may have served another training
         self.memory.start_epoch(epoch)
+        self._epoch, self._alpha_t = epoch, self.alpha * share
 
     def __call__(
         self,
@@ -112,20 +128,15 @@ class PSKD(Method):
             raise PskdError("logits have no gradient: call the method in training only, so that no row is overwritten")
         key = index if self.memory.needs == "index" else inputs
         if key is None:
-            wanted = {"index": "index=", "inputs": "inputs="}[self.memory.needs]
-            raise PskdError(f"{wanted[:-1]} is missing: a {type(self.memory).__name__} is called with {wanted}...")
-        check_shapes(logits, targets, None)
+            needed, memory = self.memory.needs, type(self.memory).__name__
+            raise PskdError(f"{needed} is missing: with a {memory}, call with {needed}=...")
+        check_shapes(logits, targets)
         self.memory.check(key, logits)
-        self._check_values(logits, targets)
+        targets = self._checked(logits, targets)
 
         labels = targets if isinstance(targets, Tensor) and not targets.is_floating_point() else None
         take = self._taken(logits, labels, distilled)
-        past = self.memory.recall(key, labels=labels, take=take)
-        if past is not None:
-            past = past.to(logits.device)
-            if take is not None:
-                past = Past(past.values, past.classes, take if past.known is None else take & past.known)
-            check_shapes(logits, targets, past)
+        past = self._past(logits, key, labels, take)
         losses, share = position_losses(logits, targets, past, alpha, IGNORE_INDEX)
         total = losses.sum() / share.sum()
         self.memory.record(key, logits.detach(), labels=labels, take=take)
@@ -142,37 +153,39 @@ class PSKD(Method):
         self._loaded_epoch = state["epoch"] if state["epoch"] >= 0 else None
         self.memory.load_state_dict(state["memory"])
 
-    def _taken(self, logits: Tensor, labels: Tensor | None, distilled: Tensor | None) -> Tensor | None:
-        """Where the memory is read and written; None means everywhere."""
-        positions = (logits.shape[0], *logits.shape[2:])
-        take = None
-        if labels is not None and (logits.ndim > 2 or self.memory.needs == "index"):
-            take = labels != IGNORE_INDEX
-        if distilled is not None:
-            if tuple(distilled.shape) not in (positions, positions[:1]):
-                raise PskdError(f"distilled has shape {tuple(distilled.shape)}; one per sample or label is {positions}")
-            distilled = distilled.bool().to(logits.device)
-            distilled = distilled.reshape(-1, *[1] * (len(positions) - distilled.ndim), *distilled.shape[1:])
-            take = distilled.expand(positions) if take is None else take & distilled
-        return take
+    def _past(self, logits: Tensor, key: Any, labels: Tensor | None, take: Tensor | None) -> Past | None:
+        """The past predictions where ``take`` is true; none in the first epoch, which is plain cross-entropy."""
+        past = self.memory.recall(key, labels=labels, take=take) if self._epoch else None
+        if past is None:
+            return None
+        past = past.to(logits.device)
+        if take is not None:
+            past = past._replace(known=take if past.known is None else take & past.known)
+        check_past(logits, past)
+        return past
 
-    def _check_values(self, logits: Tensor, targets: Labels) -> None:
-        num_classes = logits.shape[1]
-        pair = (targets,) if isinstance(targets, Tensor) else targets[:2]
-        for labels in pair:
-            if not labels.is_floating_point():
-                self._checks.require_none(
-                    out_of_range(labels, num_classes, IGNORE_INDEX),
-                    lambda wrong, labels=labels: class_index_message(  # type: ignore[misc]
-                        "targets", wrong, int(labels.min()), int(labels.max()), num_classes
-                    ),
-                )
-        # A sum is finite just where all its terms are (float32 leaves room for any real network's logits).
-        sums = logits.detach().sum(1, dtype=wide(logits.dtype))
+    def _taken(self, logits: Tensor, labels: Tensor | None, distilled: Tensor | None) -> Tensor | None:
+        """Where the memory is read and written, (B, d1, ...); None means everywhere."""
+        real = None
+        if labels is not None and outside(labels, logits.shape[1]) is not None:
+            real = labels != IGNORE_INDEX
+        if distilled is None:
+            return real
+        positions = (logits.shape[0], *logits.shape[2:])
+        if tuple(distilled.shape) not in (positions, positions[:1]):
+            raise PskdError(f"distilled has shape {tuple(distilled.shape)}; one per sample or label is {positions}")
+        wanted = per_position(distilled, logits) != 0
+        return wanted if real is None else real & wanted
+
+    def _checked(self, logits: Tensor, targets: Labels) -> Labels:
+        """The targets, after a look at all values: wrong ones raise here or, on an accelerator, one step later."""
+        # A sum is finite just where all its terms are, and just then it is 0 when multiplied with 0.
+        sums, epoch = logits.detach().sum(1, dtype=wide(logits.dtype)), self._epoch
         self._checks.require_none(
-            ~torch.isfinite(sums),
+            sums * 0 != 0,
             lambda rows: (
-                f"logits: {rows} of {sums.numel()} rows are NaN or infinite in epoch {self._epoch} (counted from 0);"
+                f"logits: {rows} of {sums.numel()} rows are NaN or infinite in epoch {epoch} (counted from 0);"
                 " lower the learning rate or look for a division by zero in the model"
             ),
         )
+        return check_class_indices(targets, logits.shape[1], IGNORE_INDEX, self._checks)

@@ -1,0 +1,352 @@
+"""The bank: what is recalled is what was recorded, in every form, type and place."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pskd import PredictionBank
+from pskd.errors import PskdError
+
+N, K = 20, 10
+FLOATS = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+]
+
+
+def logits_of(*shape: int, seed: int = 0) -> Tensor:
+    return 2 * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def dense(bank: PredictionBank, index: Tensor) -> Tensor:
+    """Recalled predictions (B, K), the rest of a top-k row spread evenly."""
+    past = bank.recall(index)
+    if past.classes is None:
+        return past.values
+    rest = (1 - past.values.sum(1, keepdim=True)) / (bank.num_classes - past.values.shape[1])
+    return rest.repeat(1, bank.num_classes).scatter(1, past.classes, past.values)
+
+
+@pytest.fixture(params=["memory", "file"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    return {"path": tmp_path / "new" / "bank"} if request.param == "file" else {}
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("form", ["dense", "topk"])
+def test_recalls_the_softmax_in_every_type(form: str, dtype: torch.dtype, place: dict[str, Any]) -> None:
+    bank = PredictionBank(N, K, form=form, k=3, dtype=dtype, **place)
+    logits, index = logits_of(6, K), torch.tensor([3, 0, 19, 7, 8, 9])
+    bank.record(index, logits)
+    past = bank.recall(index)
+    assert past.values.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert past.known is not None
+    assert past.known.all()
+
+    # The same rounding, done by hand: to nearest in the stored type.
+    likely = torch.softmax(logits, 1)
+    if form == "topk":
+        likely, classes = likely.topk(3, 1)
+        assert past.classes is not None
+        assert torch.equal(past.classes, classes)
+    rounded = likely.to(dtype).to(past.values.dtype)
+    if form == "dense":
+        rounded = rounded / rounded.sum(1, keepdim=True)
+        torch.testing.assert_close(past.values.sum(1), torch.ones(6, dtype=past.values.dtype))
+    torch.testing.assert_close(past.values, rounded)
+
+
+@pytest.mark.parametrize("form", ["dense", "topk"])
+def test_unknown_rows_are_told(form: str, place: dict[str, Any]) -> None:
+    bank = PredictionBank(N, K, form=form, k=3, **place)
+    bank.record(torch.tensor([1, 2]), logits_of(2, K))
+    known = bank.recall(torch.arange(4)).known
+    assert known is not None
+    assert known.tolist() == [False, True, True, False]
+    bank.clear()
+    known = bank.recall(torch.arange(4)).known
+    assert known is not None
+    assert not known.any()
+
+
+@pytest.mark.parametrize("num_classes", [256, 257, 32767, 32768, 65536, 65537])
+def test_the_smallest_type_that_holds_a_class(num_classes: int) -> None:
+    """Classes on both sides of each type's sign and end come back as they were, as do labels."""
+    bank = PredictionBank(4, num_classes, form="topk", k=2)
+    last = num_classes - 1
+    logits = torch.zeros(4, num_classes)
+    tops = torch.tensor([[last, 0], [num_classes // 2, 127], [128, last], [last - 1, num_classes // 2 - 1]])
+    logits.scatter_(1, tops, torch.tensor([[9.0, 8.0]]).expand(4, 2))
+    labels = torch.tensor([last, 0, num_classes // 2, 127])
+    bank.record(torch.arange(4), logits, labels=labels)
+    past = bank.recall(torch.arange(4), labels=labels)
+    assert past.classes is not None
+    assert torch.equal(past.classes, tops)
+    with pytest.raises(PskdError, match="index: 4 samples had another label"):
+        bank.recall(torch.arange(4), labels=(labels + 1) % num_classes)
+    class_bytes = 1 if num_classes <= 256 else 2 if num_classes <= 65536 else 4
+    label_bytes = 2 if num_classes < 32768 else 4
+    assert bank.nbytes == (4 + 1) * (2 * (2 + class_bytes) + label_bytes)
+
+
+def test_bytes_of_a_dense_bank() -> None:
+    assert PredictionBank(50_000, 100).nbytes == 50_001 * (100 * 2 + 2)
+    assert PredictionBank(N, K, dtype=torch.float64).nbytes == (N + 1) * (K * 8 + 2)
+    assert PredictionBank(N, K, dtype=torch.float8_e4m3fn).nbytes == (N + 1) * (K * 1 + 2)
+
+
+def test_k_of_all_classes_is_stored_as_dense() -> None:
+    topk, plain = PredictionBank(N, K, form="topk", k=K), PredictionBank(N, K)
+    assert topk.form == "dense"
+    assert topk.nbytes == plain.nbytes
+
+
+def test_top_k_never_loses_the_rest_of_the_mass() -> None:
+    bank = PredictionBank(N, K, form="topk", k=2, dtype=torch.float64)
+    logits = logits_of(5, K)
+    bank.record(torch.arange(5), logits)
+    probabilities = torch.softmax(logits, 1)
+    recalled = dense(bank, torch.arange(5))
+    top = probabilities.topk(2, 1).indices
+    torch.testing.assert_close(recalled.sum(1), torch.ones(5, dtype=torch.float64))
+    torch.testing.assert_close(recalled.gather(1, top), probabilities.gather(1, top))
+
+
+def test_a_row_that_rounds_to_nothing_is_an_even_one() -> None:
+    """1000 classes of 0.001 each: less than half of the smallest float8 above 0."""
+    bank = PredictionBank(1, 1000, dtype=torch.float8_e4m3fn)
+    bank.record(torch.tensor([0]), torch.zeros(1, 1000))
+    torch.testing.assert_close(bank.recall(torch.tensor([0])).values, torch.full((1, 1000), 1e-3))
+
+
+@pytest.mark.parametrize("form", ["dense", "topk"])
+def test_of_an_index_that_stands_twice_the_last_is_kept(form: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    bank = PredictionBank(50, K, form=form, k=3, dtype=torch.float64)
+    for trial in range(100):
+        size = int(torch.randint(1, 300, (), generator=generator))
+        index = torch.randint(50, (size,), generator=generator)
+        logits, labels = logits_of(size, K, seed=trial), torch.randint(K, (size,), generator=generator)
+        before = bank.recall(index)
+        bank.record(index, logits, labels=labels)
+        last = {int(row): position for position, row in enumerate(index)}
+        rows, positions = torch.tensor(list(last)), list(last.values())
+        past = bank.recall(rows, labels=labels[positions])
+        expected = torch.softmax(logits[positions], 1)
+        if form == "topk":
+            expected, classes = expected.topk(3, 1)
+            assert past.classes is not None
+            assert torch.equal(past.classes, classes)
+        torch.testing.assert_close(past.values, expected)
+        # Before that, all of its places read the one old row.
+        for row in index.unique():
+            same = before.values[index == row]
+            assert torch.equal(same, same[:1].expand_as(same))
+
+
+def test_only_what_is_taken_is_written() -> None:
+    bank = PredictionBank(N, K)
+    index = torch.arange(4)
+    bank.record(index, logits_of(4, K))
+    old = bank.recall(index).values
+    bank.record(index, logits_of(4, K, seed=1), take=torch.tensor([True, False, False, True]))
+    changed = (bank.recall(index).values != old).any(1)
+    assert changed.tolist() == [True, False, False, True]
+    # A taken and an untaken sample of one index: only the first was there to be kept.
+    bank.record(torch.tensor([5, 5]), logits_of(2, K, seed=2), take=torch.tensor([True, False]))
+    torch.testing.assert_close(dense(bank, torch.tensor([5])), torch.softmax(logits_of(2, K, seed=2), 1)[:1].float(),
+                               atol=1e-3, rtol=0)  # fmt: skip
+
+
+def test_tokens_have_an_index_each() -> None:
+    """(sentences, classes, tokens), as F.cross_entropy takes them; the padding's index is out of range on purpose."""
+    bank = PredictionBank(N, K, dtype=torch.float64)
+    index = torch.tensor([[0, 1, 2], [3, 4, -1]])
+    labels = torch.tensor([[5, 6, 7], [8, 9, -100]])
+    logits = logits_of(2, K, 3)
+    bank.record(index, logits, labels=labels, take=labels != -100)
+    past = bank.recall(index, labels=labels, take=labels != -100)
+    assert past.known is not None
+    assert past.known.shape == (2, 3)
+    assert past.known[labels != -100].all()
+    expected = torch.softmax(logits, 1)
+    torch.testing.assert_close(past.values[0], expected[0])
+    torch.testing.assert_close(past.values[1, :, :2], expected[1, :, :2])
+    assert int((bank.state_dict()["rows"]["labels"] != 0).sum()) == 5
+
+
+def test_labels_that_changed_are_reported() -> None:
+    bank = PredictionBank(N, K)
+    index, labels = torch.arange(4), torch.tensor([1, 2, 3, 4])
+    bank.record(index, logits_of(4, K), labels=labels)
+    bank.recall(index, labels=labels)
+    with pytest.raises(PskdError, match=r"index: 2 samples had another label when the bank was filled; the data set"):
+        bank.recall(index, labels=torch.tensor([1, 3, 2, 4]))
+    bank.recall(index, labels=torch.tensor([1, 3, 2, 4]), take=torch.tensor([True, False, False, True]))
+    # Rows of a mixed label, which is no class, match any.
+    bank.record(index, logits_of(4, K))
+    bank.recall(index, labels=labels.flip(0))
+
+
+@pytest.mark.parametrize("form", ["dense", "topk"])
+def test_state_goes_through_a_file(form: str, place: dict[str, Any], tmp_path: Path) -> None:
+    settings = {"num_samples": N, "num_classes": K, "form": form, "k": 3}
+    bank = PredictionBank(**settings, **place, fingerprint="abc")
+    index, labels = torch.arange(0, N, 2), torch.arange(0, N, 2) % K
+    bank.record(index, logits_of(N // 2, K), labels=labels)
+    buffer = io.BytesIO()
+    torch.save(bank.state_dict(), buffer)
+    buffer.seek(0)
+    state = torch.load(buffer, weights_only=True)
+
+    for other_place in ({}, {"path": tmp_path / "other"}):
+        other = PredictionBank(**settings, **other_place, fingerprint="abc")
+        other.record(torch.tensor([1]), logits_of(1, K))  # what it held before is gone
+        other.load_state_dict(state)
+        ours, theirs = bank.recall(torch.arange(N)), other.recall(torch.arange(N))
+        for one, two in zip(ours, theirs, strict=True):
+            assert one is two is None or torch.equal(one, two)
+        with pytest.raises(PskdError, match="another label"):
+            other.recall(index, labels=labels.flip(0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fingerprint": "def"}, "fingerprint: the stored bank was filled for another or a reordered data set ('abc'"),
+        ({"num_samples": N + 1}, "num_samples: the stored bank was filled for another or a reordered data set (20, h"),
+        ({"num_classes": K + 1}, "num_classes: the stored bank was filled for other settings (10, here 11)"),
+        ({"form": "topk", "k": 3}, "form: the stored bank was filled for other settings ('dense', here 'topk')"),
+        ({"dtype": torch.bfloat16}, "dtype: the stored bank was filled for other settings ('float16', here 'bfloat1"),
+    ],
+)
+def test_a_state_of_another_bank_is_refused(settings: dict[str, Any], message: str) -> None:
+    plain = {"num_samples": N, "num_classes": K, "fingerprint": "abc"}
+    state = PredictionBank(**plain).state_dict()
+    with pytest.raises(PskdError, match=re.escape(message)):
+        PredictionBank(**{**plain, **settings}).load_state_dict(state)
+
+
+def test_a_bank_without_fingerprint_takes_any() -> None:
+    state = PredictionBank(N, K, fingerprint="abc").state_dict()
+    PredictionBank(N, K).load_state_dict(state)
+
+
+def test_a_mapped_file_is_fresh_when_opened_again(tmp_path: Path) -> None:
+    bank = PredictionBank(N, K, path=tmp_path / "bank")
+    bank.record(torch.arange(3), logits_of(3, K))
+    del bank
+    known = PredictionBank(N, K, path=tmp_path / "bank").recall(torch.arange(3)).known
+    assert known is not None
+    assert not known.any()
+
+
+OTHER_PROCESS = """
+import sys, torch, pskd
+bank = pskd.PredictionBank({n}, {k}, path=sys.argv[1])
+seen = bank.recall(torch.arange(3)).known.tolist()
+bank.record(torch.tensor([2]), torch.eye({k})[:1] * 5, labels=torch.tensor([0]))
+print(seen)
+"""
+
+
+def test_living_processes_share_a_mapped_file(tmp_path: Path) -> None:
+    bank = PredictionBank(N, K, path=tmp_path / "bank")
+    bank.record(torch.tensor([0]), logits_of(1, K))
+    code = OTHER_PROCESS.format(n=N, k=K)
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "bank"], capture_output=True, text=True, check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.stdout.strip() == "[True, False, False]"
+    past = bank.recall(torch.arange(3))
+    assert past.known is not None
+    assert past.known.tolist() == [True, False, True]
+    torch.testing.assert_close(past.values[2], torch.softmax(torch.eye(K)[0] * 5, 0), atol=1e-3, rtol=0)
+
+
+def test_a_file_in_use_by_another_bank_is_refused(tmp_path: Path) -> None:
+    bank = PredictionBank(N, K, path=tmp_path / "bank")
+    bank.record(torch.tensor([0]), logits_of(1, K))
+    for other in ({"num_samples": N + 1}, {"num_classes": K + 1}, {"dtype": torch.float8_e5m2}):
+        with pytest.raises(PskdError, match=r"path: .*bank is in use for .*; name another file"):
+            PredictionBank(**{"num_samples": N, "num_classes": K, "path": tmp_path / "bank", **other})
+    known = bank.recall(torch.tensor([0])).known
+    assert known is not None
+    assert known.all()
+
+
+def test_a_file_that_is_no_bank_is_not_overwritten(tmp_path: Path) -> None:
+    precious = tmp_path / "model.pt"
+    precious.write_bytes(b"weights")
+    with pytest.raises(PskdError, match=r"path: .*model\.pt holds something else than a bank"):
+        PredictionBank(N, K, path=precious)
+    assert precious.read_bytes() == b"weights"
+
+
+def test_a_path_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PskdError, match=r"path: cannot map .* bytes of .*Is a directory"):
+        PredictionBank(N, K, path=tmp_path)
+    with pytest.raises(PskdError, match=r"path: cannot map .* bytes of .*bank"):  # larger than any disk
+        PredictionBank(10**15, K, path=tmp_path / "bank")
+    assert not (tmp_path / "bank").exists() or (tmp_path / "bank").stat().st_size == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"form": "sparse"}, "form is 'sparse'; allowed are dense, topk"),
+        ({"num_samples": 0}, "num_samples must be at least 1, got 0"),
+        ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
+        ({"k": 0}, "k must be at least 1, got 0"),
+        ({"dtype": torch.int16}, "dtype must be a floating type, got torch.int16"),
+        ({"path": "bank", "device": "meta"}, "path: a mapped file lives on the cpu, not on device meta"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(PskdError, match=re.escape(message)):
+        PredictionBank(**{"num_samples": N, "num_classes": K, **settings})
+
+
+def test_an_index_out_of_range_is_named_and_writes_nothing() -> None:
+    bank = PredictionBank(N, K)
+    for index in (torch.tensor([0, N]), torch.tensor([-1, 3])):
+        with pytest.raises(PskdError, match=r"index: 1 lie outside 0\.\.19"):
+            bank.recall(index)
+        with pytest.raises(PskdError, match=r"index: 1 lie outside 0\.\.19"):
+            bank.record(index, logits_of(2, K))
+    known = bank.recall(torch.arange(N)).known
+    assert known is not None
+    assert not known.any()
+
+
+@pytest.mark.parametrize(
+    ("index", "shape", "message"),
+    [
+        (torch.arange(4), (4, K + 1), "logits have 11 classes, but the bank was made for 10"),
+        (torch.arange(4.0), (4, K), "index must be integers, got torch.float32"),
+        (torch.ones(4, dtype=torch.bool), (4, K), "index must be integers, got torch.bool"),
+        (torch.arange(3), (4, K), "index has shape (3,), but the logits want one per label, (4,)"),
+        (torch.arange(4), (4, K, 8, 8), "for dense predictions of images use memory=pskd.Snapshot(model)"),
+    ],
+)
+def test_a_key_that_does_not_fit_is_named(index: Tensor, shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(PskdError, match=re.escape(message)):
+        PredictionBank(N, K).check(index, torch.zeros(shape))

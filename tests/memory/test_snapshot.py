@@ -1,0 +1,226 @@
+"""The snapshot: a frozen copy of the model as it was, renewed when it is due and at no other time."""
+
+from __future__ import annotations
+
+import copy
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pskd import PSKD, Snapshot
+from pskd.errors import PskdError
+from pskd.memory.snapshot import unwrapped
+
+
+class Net(nn.Module):
+    """With dropout and batch statistics, which evaluation mode must switch off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return scale * self.body(x)
+
+
+@pytest.fixture
+def model() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+X = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+Y = torch.tensor([0, 1, 2, 0, 1])
+
+
+def prediction(model: nn.Module, x: Tensor = X) -> Tensor:
+    with torch.no_grad():
+        return copy.deepcopy(model).eval()(x).softmax(1)
+
+
+def move(model: nn.Module) -> None:
+    """A step of training: weights and batch statistics change."""
+    model(X)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+
+
+def recalled(memory: Snapshot, key: Any = X) -> Tensor:
+    past = memory.recall(key)
+    assert past is not None
+    assert past.classes is None
+    assert past.known is None
+    return past.values
+
+
+def test_it_is_the_model_of_one_epoch_ago(model: Net) -> None:
+    memory = Snapshot(model)
+    memory.start_epoch(0)
+    assert memory.recall(X) is None
+    for epoch in range(1, 4):
+        for _ in range(3):
+            move(model)
+            memory.record(X, X)
+        before = prediction(model)
+        memory.start_epoch(epoch)
+        for _ in range(2):
+            move(model)
+            assert torch.equal(recalled(memory), before)
+        assert not torch.equal(prediction(model), before)
+
+
+def renewals(model: Net, refresh: float, steps: int | None, epochs: int = 5, steps_really: int = 4) -> list[float]:
+    """When the copy changed, in epochs."""
+    memory, seen, times = Snapshot(model, refresh, steps), None, []
+    for epoch in range(epochs):
+        memory.start_epoch(epoch)
+        for step in range(steps_really):
+            past = memory.recall(X)
+            if past is not None and (seen is None or not torch.equal(past.values, seen)):
+                seen = past.values
+                times.append(epoch + step / steps_really)
+                assert torch.equal(seen, prediction(model))
+            memory.record(X, X)
+            move(model)
+    return times
+
+
+@pytest.mark.parametrize(
+    ("refresh", "steps", "expected"),
+    [
+        (1, None, [1, 2, 3, 4]),
+        (1, 4, [1, 2, 3, 4]),
+        (2, None, [2, 4]),
+        (2, 4, [2, 4]),
+        (0.5, 4, [0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5]),
+        (1.5, 4, [1.5, 3, 4.5]),
+        (1 / 3, 4, [0.5, 0.75, 1, 1.5, 1.75, 2, 2.5, 2.75, 3, 3.5, 3.75, 4, 4.5, 4.75]),
+        (0.01, 4, [n / 4 for n in range(1, 20)]),
+    ],
+)
+def test_it_is_renewed_when_due(model: Net, refresh: float, steps: int | None, expected: list[float]) -> None:
+    assert renewals(model, refresh, steps) == expected
+
+
+@pytest.mark.parametrize("steps", [2, 3, 6])
+def test_a_wrong_number_of_steps_still_renews_with_each_epoch(model: Net, steps: int) -> None:
+    assert renewals(model, 1, steps) == [1, 2, 3, 4]
+
+
+def test_the_copy_is_frozen_and_the_student_untouched(model: Net) -> None:
+    memory = Snapshot(model)
+    model(X).sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    names, state = list(model.state_dict()), copy.deepcopy(model.state_dict())
+    memory.start_epoch(1)
+    first, second = recalled(memory), recalled(memory)
+
+    assert torch.equal(first, second)  # no dropout, no batch statistics
+    assert not first.requires_grad
+    assert model.training
+    assert all(now is then for now, then in zip((p.grad for p in model.parameters()), gradients, strict=True))
+    assert list(model.state_dict()) == names
+    assert all(torch.equal(part, state[name]) for name, part in model.state_dict().items())
+    weights = memory.state_dict()["weights"]
+    own = {part.data_ptr() for part in model.state_dict().values()}
+    assert not own & {part.data_ptr() for part in weights.values()}
+
+
+def test_inputs_are_a_tensor_a_tuple_or_a_dict(model: Net) -> None:
+    memory = Snapshot(model)
+    memory.start_epoch(1)
+    assert torch.equal(recalled(memory, X), prediction(model))
+    assert torch.equal(recalled(memory, (X,)), recalled(memory, X))
+    assert torch.equal(recalled(memory, (X, 2.0)), recalled(memory, {"x": X, "scale": 2.0}))
+    assert not torch.equal(recalled(memory, (X, 2.0)), recalled(memory, X))
+
+
+def test_half_precision_predictions_are_summed_in_float32(model: Net) -> None:
+    memory = Snapshot(model.bfloat16())
+    memory.start_epoch(1)
+    values = recalled(memory, X.bfloat16())
+    assert values.dtype == torch.float32
+    torch.testing.assert_close(values.sum(1), torch.ones(5))
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_wrappers_are_taken_off(model: Net, process_group: None) -> None:
+    parallel = nn.parallel.DistributedDataParallel(model)
+    for wrapped in (model, torch.compile(model), parallel, torch.compile(parallel), nn.DataParallel(model)):
+        assert unwrapped(wrapped) is model
+    memory = Snapshot(torch.compile(parallel))
+    memory.start_epoch(1)
+    assert torch.equal(recalled(memory), prediction(model))
+    assert list(memory.state_dict()["weights"]) == list(model.state_dict())
+
+
+@pytest.mark.parametrize("stop", [(1, 0), (1, 1), (1, 3), (2, 2)])
+def test_state_continues_in_the_middle_of_an_epoch(stop: tuple[int, int]) -> None:
+    """Two models that train alike, one of them interrupted: the same copies at the same time."""
+
+    def train(interrupted: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = Net()
+        memory, seen = Snapshot(model, 0.5, steps_per_epoch=4), []
+        for epoch in range(3):
+            memory.start_epoch(epoch)
+            for step in range(4):
+                if interrupted and (epoch, step) == stop:
+                    buffer = io.BytesIO()
+                    torch.save({"memory": memory.state_dict(), "model": model.state_dict()}, buffer)
+                    buffer.seek(0)
+                    state = torch.load(buffer, weights_only=True)
+                    generator = torch.get_rng_state()
+                    model = Net()
+                    torch.set_rng_state(generator)
+                    model.load_state_dict(state["model"])
+                    memory = Snapshot(model, 0.5, steps_per_epoch=4)
+                    memory.load_state_dict(state["memory"])
+                    memory.start_epoch(epoch)
+                past = memory.recall(X)
+                seen.append(torch.zeros(0) if past is None else past.values)
+                memory.record(X, X)
+                move(model)
+        return seen
+
+    for plain, resumed in zip(train(False), train(True), strict=True):
+        assert torch.equal(plain, resumed)
+
+
+def test_a_second_training_begins_without_a_past(model: Net) -> None:
+    memory = Snapshot(model)
+    for _ in range(2):
+        method = PSKD(2, memory=memory)
+        method.start_epoch(0)
+        assert memory.recall(X) is None
+        method.start_epoch(1)
+        assert memory.recall(X) is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"refresh": 0}, "refresh must be a number of epochs above 0, got 0"),
+        ({"refresh": float("nan")}, "refresh must be a number of epochs above 0, got nan"),
+        ({"refresh": float("inf")}, "refresh must be a number of epochs above 0, got inf"),
+        ({"refresh": 0.5}, "refresh=0.5 is not a whole number of epochs: give steps_per_epoch too"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch must be at least 1, got 0"),
+    ],
+)
+def test_wrong_settings_are_named(model: Net, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(PskdError, match=re.escape(message)):
+        Snapshot(model, **settings)

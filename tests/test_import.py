@@ -1,0 +1,39 @@
+"""What importing the core costs: torch, numpy and the standard library, and nothing more."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+CORE = "pskd.PSKD, pskd.Loss, pskd.PredictionBank, pskd.Snapshot, pskd.Indexed, pskd.soft_cross_entropy, pskd.schedules"
+
+
+def run(code: str) -> list[str]:
+    """The words that a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_the_name_alone_loads_not_even_torch() -> None:
+    loaded = run("import sys, pskd; pskd.__version__; pskd.schedules.linear; print(*sys.modules)")
+    assert "pskd.schedules" in loaded
+    assert not {"torch", "numpy"} & set(loaded)
+
+
+def test_the_whole_core_adds_only_its_own_modules_to_torch() -> None:
+    added = run(
+        "import sys, numpy, torch; before = set(sys.modules); import pskd;"
+        f"{CORE}; pskd.metrics.functional; print(*set(sys.modules) - before)"
+    )
+    assert "pskd.methods.ps_kd" in added
+    foreign = {name.partition(".")[0] for name in added} - {"pskd"} - set(sys.stdlib_module_names)
+    assert not foreign, f"import pskd also loads {sorted(foreign)}"
+
+
+def test_all_public_names_are_there() -> None:
+    import pskd
+
+    assert set(pskd.__all__) <= set(dir(pskd))
+    for name in pskd.__all__:
+        assert getattr(pskd, name) is not None
+    assert not hasattr(pskd, "no_such_name")

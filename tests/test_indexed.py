@@ -1,0 +1,185 @@
+"""Samples that know their index, and fingerprints that tell data sets apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
+
+from pskd import Indexed
+from pskd.errors import PskdError
+
+IMAGES = torch.arange(24.0).reshape(6, 4)
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def test_a_tuple_gets_its_index_behind_it() -> None:
+    data = Indexed(TensorDataset(IMAGES, LABELS))
+    x, y, index = data[4]
+    assert len(data) == 6
+    assert torch.equal(x, IMAGES[4])
+    assert (int(y), index) == (1, 4)
+
+
+def test_lists_mappings_and_single_objects() -> None:
+    assert Indexed([["a", 1], ["b", 0]])[1] == ("b", 0, 1)
+    assert Indexed([{"text": "a"}, {"text": "b"}])[1] == {"text": "b", "index": 1}
+    assert Indexed(["a", "b"])[1] == ("b", 1)
+
+
+def test_an_index_from_the_end_is_the_same_sample() -> None:
+    data = Indexed(["a", "b", "c"])
+    assert data[-1] == ("c", 2)
+    assert data[-3] == data[0] == ("a", 0)
+
+
+def test_iterating_ends() -> None:
+    assert list(Indexed(["a", "b"])) == [("a", 0), ("b", 1)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_collates_the_index(workers: int) -> None:
+    loader = DataLoader(Indexed(TensorDataset(IMAGES, LABELS)), batch_size=4, shuffle=True, num_workers=workers)
+    seen = []
+    for x, y, index in loader:
+        assert index.dtype == torch.int64
+        assert torch.equal(x, IMAGES[index])
+        assert torch.equal(y, LABELS[index])
+        seen += index.tolist()
+    assert sorted(seen) == list(range(6))
+    batch = next(iter(DataLoader(Indexed([{"label": n} for n in (3, 4)]), batch_size=2)))
+    assert {name: part.tolist() for name, part in batch.items()} == {"label": [3, 4], "index": [0, 1]}
+
+
+def test_a_stream_has_no_index() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    with pytest.raises(PskdError, match=re.escape("dataset: a stream has no indices; use memory=pskd.Snapshot(model)")):
+        Indexed(Stream())
+
+
+class Folder:
+    """What torchvision's ``DatasetFolder`` shows of itself."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = str(root)
+        classes = sorted(folder.name for folder in root.iterdir())
+        self.samples = [
+            (str(path), number) for number, name in enumerate(classes) for path in sorted((root / name).iterdir())
+        ]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+def image_folder(root: Path) -> Path:
+    for name in ("cat", "dog"):
+        (root / name).mkdir(parents=True)
+        for number in range(3):
+            (root / name / f"{number}.png").write_bytes(bytes(10 * number + 5))
+    return root
+
+
+def fingerprint(data: Any) -> str:
+    return Indexed(data).fingerprint
+
+
+def test_of_a_folder(tmp_path: Path) -> None:
+    root = image_folder(tmp_path / "here")
+    first = fingerprint(Folder(root))
+    assert first == fingerprint(Folder(root))
+    assert first == fingerprint(Folder(image_folder(tmp_path / "there")))  # wherever it lies
+
+    reordered, relabelled = Folder(root), Folder(root)
+    reordered.samples.reverse()
+    relabelled.samples[0] = (relabelled.samples[0][0], 1)
+    prints = [first, fingerprint(reordered), fingerprint(relabelled)]
+    file = root / "dog" / "2.png"
+    file.write_bytes(b"of another size")
+    prints.append(fingerprint(Folder(root)))
+    file = file.rename(root / "dog" / "3.png")
+    prints.append(fingerprint(Folder(root)))
+    file.unlink()
+    prints.append(fingerprint(Folder(root)))
+    (root / "dog").rename(root / "bee")
+    prints.append(fingerprint(Folder(root)))
+    assert len(set(prints)) == 7
+
+
+def test_of_tensors() -> None:
+    first = fingerprint(TensorDataset(IMAGES, LABELS))
+    order = torch.tensor([1, 0, 2, 3, 4, 5])
+    others = [
+        TensorDataset(IMAGES[order], LABELS[order]),
+        TensorDataset(IMAGES, LABELS[order]),
+        TensorDataset(IMAGES[:5], LABELS[:5]),
+        TensorDataset(IMAGES.reshape(6, 2, 2), LABELS),
+        TensorDataset(IMAGES.bfloat16(), LABELS),
+    ]
+    assert first == fingerprint(TensorDataset(IMAGES.clone(), LABELS.clone()))
+    assert len({first, *map(fingerprint, others)}) == 6
+
+
+def test_of_parts_and_sums() -> None:
+    whole = TensorDataset(IMAGES, LABELS)
+    subsets = [Subset(whole, [0, 1, 2]), Subset(whole, [0, 2, 1]), Subset(whole, range(4))]
+    sums = [ConcatDataset([subsets[0], subsets[2]]), ConcatDataset([subsets[2], subsets[0]])]
+    assert len({fingerprint(data) for data in (whole, *subsets, *sums)}) == 6
+    assert fingerprint(Subset(whole, range(3))) == fingerprint(subsets[0])
+    assert fingerprint(whole) == fingerprint(Indexed(whole))
+
+
+def test_of_sentences_and_other_lists() -> None:
+    lists = [
+        ["one", "two", "three"],
+        ["two", "one", "three"],
+        ["one", "two"],
+        ["onet", "wo", "three"],
+        [("one", "eins"), ("two", "zwei"), ("three", "drei")],
+        [("one", "eins"), ("two", "drei"), ("three", "zwei")],
+        [(IMAGES[0], 0), (IMAGES[1], 1)],
+        [(IMAGES[0], 1), (IMAGES[1], 1)],
+        [(IMAGES[0], np.int64(0)), (IMAGES[1], np.int64(1))],
+        [{"x": "one", "y": 0}],
+        [{"x": "one", "y": 1}],
+    ]
+    assert len({fingerprint(data) for data in lists}) == len(lists)
+
+
+class InMemory:
+    """What torchvision's CIFAR and MNIST show of themselves."""
+
+    def __init__(self, data: Any, targets: list[int]) -> None:
+        self.data, self.targets = data, targets
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+def test_of_a_data_set_in_memory() -> None:
+    images = np.arange(24, dtype=np.uint8).reshape(6, 2, 2)
+    targets = LABELS.tolist()
+    data = [InMemory(images, targets), InMemory(images[::-1], targets), InMemory(images, targets[::-1])]
+    data.append(InMemory(torch.from_numpy(images + 1), targets))
+    assert len({fingerprint(each) for each in data}) == 4
+    assert fingerprint(data[0]) == fingerprint(InMemory(images.copy(), list(targets)))
+
+
+def test_an_opaque_data_set_is_known_by_type_and_length() -> None:
+    class Opaque:
+        def __init__(self, length: int) -> None:
+            self.length = length
+            self.samples = [{"secret": number} for number in range(length)]
+
+        def __len__(self) -> int:
+            return self.length
+
+    assert fingerprint(Opaque(3)) == fingerprint(Opaque(3)) != fingerprint(Opaque(4))
