@@ -11,7 +11,7 @@ from pskd.errors import PskdError
 
 
 def outside(values: Tensor, limit: int) -> Tensor | None:
-    """True where integers lie outside 0..limit-1. None means nowhere; an accelerator, which must not wait, gets a mask."""
+    """True where integers lie outside 0..limit-1; None: nowhere. An accelerator, which must not wait, gets a mask."""
     if values.device.type == "cpu" and values.numel():
         low, high = torch.aminmax(values)
         if int(low) >= 0 and int(high) < limit:

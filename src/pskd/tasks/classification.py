@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -122,7 +123,13 @@ class Classification(Task):
         empty = torch.zeros(0, self.num_classes)
         log_probs = group.gather(torch.log_softmax(torch.cat(logits) if logits else empty, 1).cpu(), len(samples))
         metrics = functional.summarize(functional.score_samples(log_probs, samples.labels), self.config.eval.ece_bins)
-        return Evaluation(metrics, {"probs": log_probs.exp().numpy(), "labels": samples.labels.numpy()})
+        predictions = {
+            "probs": log_probs.exp().numpy(),
+            "labels": samples.labels.numpy(),
+            "classes": np.array(self.data.classes),
+            "fingerprint": np.array(samples.fingerprint),
+        }
+        return Evaluation(metrics, predictions)
 
     def _load_teacher(self) -> nn.Module | None:
         settings = self.config.method
