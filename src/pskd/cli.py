@@ -61,7 +61,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in --out was stopped.")] = False,
 ) -> None:
     """Train a model and evaluate it."""
-    from pskd.config import resolve
+    from pskd.config import differences, resolve
     from pskd.recipes import read_recipe
 
     words = words or []
@@ -75,11 +75,12 @@ def train(
     if words or not resume:
         if not names:
             raise PskdError("which recipe? for example: pskd train digits (pskd recipes ls lists them)")
-        config = resolve(
-            read_recipe(names[0]),
-            overrides,
-            name=Path(names[0]).stem if names[0].endswith((".yaml", ".yml")) else names[0],
-        )
+        own_file = names[0].endswith((".yaml", ".yml"))
+        recipe, name = read_recipe(names[0]), Path(names[0]).stem if own_file else names[0]
+        config = resolve(recipe, overrides, name=name)
+        if config.scale == "laptop":
+            full = resolve(recipe, [*overrides, "scale=full"], name=name)
+            print("scale=laptop changes", *differences(full, config), sep="\n  ")
         out = out or Path("runs") / f"{config.recipe}-{config.method.name}-{config.train.seed}".replace("/", "-")
     assert out is not None
     _need_workbench()
@@ -139,6 +140,24 @@ def predict(
             )
     if broken:
         raise typer.Exit(2)
+
+
+@app.command(epilog="Example:\n\n  pskd ensemble runs/digits-ps_kd-0 runs/digits-ps_kd-1 runs/digits-ps_kd-2")
+def ensemble(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Finished runs on the same test set.")],
+    bins: Annotated[int, typer.Option(min=1, help="Bins of the ECE.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Average the predictions of several runs."""
+    _need_workbench()
+    from pskd.report.ensemble import ensemble as average
+    from pskd.report.tables import PAPER_COLUMNS, comparison
+
+    results = average(runs, bins)
+    if as_json:
+        print(json.dumps(results["ensemble"]))
+    else:
+        print("\n".join([*comparison(results, PAPER_COLUMNS), f"(ECE with {bins} bins; * is the best of a column)"]))
 
 
 @recipes_app.command("ls")

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from pskd.errors import PskdError
+from pskd.recipes import laptop_overlay
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -192,6 +193,7 @@ class Config(Section):
     """One run, whole."""
 
     recipe: str | None = None
+    scale: Literal["full", "laptop"] = "full"
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     method: MethodConfig = PSKDConfig()
@@ -208,16 +210,21 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = (), *, name: s
     """A recipe's settings with `key.sub=value` overrides on top.
 
     A recipe may hold a section `methods` with each method's constants for its model: those of the chosen one are taken.
+    `scale=laptop` puts the common overlay and the recipe's section `laptop` between the two.
     """
     tree: dict[str, Any] = {}
-    recipe = dict(recipe)
-    recipe.pop("about", None)
-    constants = recipe.pop("methods", {}) or {}
+    recipe = {key: value for key, value in recipe.items() if key not in ("about", "tables")}
+    constants, laptop = recipe.pop("methods", None) or {}, recipe.pop("laptop", None) or {}
     _merge(tree, {"recipe": name} if name else {})
     _merge(tree, _long_form(recipe))
     given: dict[str, Any] = {}
     for override in overrides:
         _merge(given, _override(override))
+    if given.get("scale", tree.get("scale")) == "laptop":
+        for changes in (_long_form(laptop_overlay()), _long_form(laptop)):
+            if "model" in changes:
+                tree["model"] = {}  # another model has other options
+            _merge(tree, changes)
     chosen = given.get("method", {}).get("name") or tree.get("method", {}).get("name") or "ps_kd"
     if tree.get("method", {}).get("name", chosen) != chosen:
         tree["method"] = {}  # settings of the recipe's own method mean nothing to another one

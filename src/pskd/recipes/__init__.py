@@ -1,4 +1,8 @@
-"""Ready-made settings, one YAML file per published result; the folder a file lies in is a part of its name."""
+"""Ready-made settings, one YAML file per published result; the folder a file lies in is a part of its name.
+
+Beside settings a recipe has `about` (one line), `tables` (where the paper shows it), `methods` (each method's constants
+for its model) and `laptop` (what `scale=laptop` changes in it).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,24 @@ def read_recipe(name: str) -> dict[str, Any]:
     return read_yaml(find(name))
 
 
+def laptop_overlay() -> dict[str, Any]:
+    """What `scale=laptop` changes in every recipe."""
+    from pskd.config import read_yaml
+
+    return read_yaml(_FOLDER / "laptop.overlay")
+
+
 def listing() -> list[str]:
-    """Each recipe's name and what it says about itself."""
-    width = max(map(len, names()))
-    return [f"{name:<{width}}  {read_recipe(name).get('about', '')}" for name in names()]
+    """The recipes' names and what they say about themselves, table by table of the paper."""
+    recipes = {name: read_recipe(name) for name in names()}
+    tables = sorted({table for recipe in recipes.values() for table in recipe.get("tables", [])})
+    width = max(map(len, recipes))
+    lines: list[str] = []
+    for table in ["", *tables]:
+        inside = [name for name, recipe in recipes.items() if table in recipe.get("tables", [""])]
+        heading = f"The paper's {table}:" if table else "To start with:"
+        lines += [heading, *(f"  {name:<{width}}  {recipes[name].get('about', '')}" for name in inside), ""]
+    return [
+        *lines,
+        "Any of them with scale=laptop: a small model, a part of the data, few epochs; it says what it changes.",
+    ]

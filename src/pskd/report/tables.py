@@ -13,6 +13,7 @@ COLUMNS = {
     "aurc": ("AURC (x1000)", "{:.2f}"),
     "e_aurc": ("E-AURC (x1000)", "{:.2f}"),
 }
+PAPER_COLUMNS = ("top1_error", "top5_error", "nll", "ece", "aurc")
 
 
 def result_lines(result: Mapping[str, Any]) -> list[str]:

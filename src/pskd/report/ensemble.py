@@ -1,0 +1,60 @@
+"""Ensembles of finished runs: the mean of their softmax outputs (the paper's Table 3)."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pskd.engine.run import RunFolder
+from pskd.errors import PskdError
+from pskd.metrics import functional
+
+
+class Predictions(NamedTuple):
+    """What a run predicted for its test set: probabilities (N, K), labels (N), and what set and classes these are."""
+
+    probs: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    fingerprint: str
+
+
+def read(run: Path) -> Predictions:
+    """The stored predictions of a finished run."""
+    path = RunFolder(run).predictions_file
+    if not path.is_file():
+        raise PskdError(f"{run} has no predictions.npz: it is not a finished run (pskd train --resume finishes one)")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            probs, labels = torch.from_numpy(file["probs"]), torch.from_numpy(file["labels"])
+            return Predictions(probs, labels, tuple(file["classes"].tolist()), str(file["fingerprint"]))
+    except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        raise PskdError(
+            f"{path} cannot be read ({str(error).splitlines()[0]}): it is damaged, or of another version"
+        ) from None
+
+
+def ensemble(runs: Sequence[Path], n_bins: int = 10) -> dict[str, dict[str, Any]]:
+    """Metrics in the paper's units of each run by its name, and of "ensemble", the mean of their probabilities."""
+    if len(runs) < 2:
+        raise PskdError("an ensemble needs at least two runs")
+    members = [read(run) for run in runs]
+    first = members[0]
+    for run, member in zip(runs[1:], members[1:], strict=True):
+        if member.classes != first.classes:
+            raise PskdError(f"{run} has other classes, or another order of them, than {runs[0]}")
+        if member.fingerprint != first.fingerprint or not torch.equal(member.labels, first.labels):
+            raise PskdError(f"{run} was tested on another test set than {runs[0]}")
+    mean = torch.stack([member.probs for member in members]).double().mean(0)
+    everything = {str(run): member.probs.double() for run, member in zip(runs, members, strict=True)}
+    smallest = 2.0**-149  # what float32 holds at the least: a stored 0 is not certainty
+    return {
+        name: functional.summarize(functional.score_samples(probs.clamp_min(smallest).log(), first.labels), n_bins)
+        for name, probs in {**everything, "ensemble": mean}.items()
+    }

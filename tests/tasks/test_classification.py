@@ -1,0 +1,113 @@
+"""Every method with every mix, as the tables combine them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import metrics_of, small
+
+from pskd.engine.loop import train
+from pskd.engine.plan import epoch_plan
+from pskd.errors import PskdError
+from pskd.tasks.classification import Classification
+
+METHODS = ("hard", "label_smoothing", "cs_kd", "tf_kd", "ps_kd")
+MIXES = ("none", "cutout", "cutmix", "mixup")
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("teacher") / "run"
+    train(small("method=hard", "epochs=1"), out)
+    return out
+
+
+def settings(method: str, mix: str, teacher: Path) -> tuple[str, ...]:
+    words = (f"method={method}", f"augment.mix={mix}", "augment.hole=3", "epochs=1", "data.per_class=10")
+    return (*words, f"method.teacher={teacher}") if method == "tf_kd" else words
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_combination_trains(method: str, mix: str, teacher: Path, tmp_path: Path) -> None:
+    result = train(small(*settings(method, mix, teacher)), tmp_path / "run")
+    assert np.isfinite(result["nll"])
+    assert np.isfinite(metrics_of(tmp_path / "run")[0]["train_loss"])
+
+
+@pytest.mark.parametrize("method", ["ps_kd", "cs_kd"])
+@pytest.mark.parametrize("mix", ["cutout", "cutmix", "mixup"])
+def test_half_is_distilled_and_half_is_mixed(method: str, mix: str) -> None:
+    task = Classification(small(f"method={method}", f"augment.mix={mix}", "augment.hole=3", "batch_size=200"))
+    plain = Classification(small(f"method={method}", "batch_size=200"))
+    plan = epoch_plan(200, 200, 1, seed=0, epoch=1)
+    (batch,) = task.batches(plan, 1, torch.device("cpu"))
+    (before,) = plain.batches(plan, 1, torch.device("cpu"))
+    assert batch.distilled is not None
+    assert 70 <= int(batch.distilled.sum()) <= 130
+    assert torch.equal(batch.inputs[batch.distilled], before.inputs[batch.distilled])
+    changed = (batch.inputs != before.inputs).flatten(1).any(1)
+    assert changed[~batch.distilled].float().mean() > 0.8
+    if mix != "cutout":
+        _, _, lam = batch.labels
+        assert bool((lam[batch.distilled] == 1).all())
+
+
+@pytest.mark.parametrize("method", ["hard", "label_smoothing", "tf_kd"])
+def test_the_others_mix_whole_batches(method: str, teacher: Path) -> None:
+    words = [word for word in settings(method, "cutmix", teacher) if "per_class" not in word]
+    task = Classification(small(*words, "batch_size=8"))
+    plan = epoch_plan(200, 8, 1, seed=0, epoch=0)
+    mixed = [bool((batch.labels[2] < 1).any()) for batch in task.batches(plan, 0, torch.device("cpu"))]
+    assert 5 <= sum(mixed) <= 20  # of 25, each with probability 0.5
+    assert all(batch.distilled is None for batch in task.batches(plan, 0, torch.device("cpu")))
+
+
+def test_cs_kd_partners_are_of_the_same_class() -> None:
+    task = Classification(small("method=cs_kd", "augment.crop=none"))
+    plan = epoch_plan(200, 64, 1, seed=0, epoch=3)
+    images = task.data.view.normalize(task.data.train.images)
+    for batch in task.batches(plan, 3, torch.device("cpu")):
+        found = (batch.partner[:, None] == images[None]).flatten(2).all(2).float().argmax(1)
+        assert torch.equal(task.data.train.labels[found], batch.labels)
+        assert not bool((found == batch.index).any())
+
+
+def test_teachers_that_cannot_teach(teacher: Path, tmp_path: Path) -> None:
+    for words, message in (
+        (("method=tf_kd",), "method.teacher is missing"),
+        (("method=tf_kd", f"method.teacher={tmp_path}"), "not a finished run"),
+        (("method=tf_kd", f"method.teacher={teacher}", "data.num_classes=5"), r"10 classes, here 5"),
+    ):
+        with pytest.raises(PskdError, match=message):
+            Classification(small(*words))
+
+
+def test_wrong_settings_are_named_before_training(tmp_path: Path) -> None:
+    for words, message in (
+        (("augment.mix=cutout", "augment.hole=9"), "augment.hole=9 is larger than the images"),
+        (("method=tf_kd", "method.variant=reg", "method.a=0.05"), "method.a=0.05 must be more than 1/10"),
+    ):
+        with pytest.raises(PskdError, match=message):
+            train(small(*words), tmp_path / words[0])
+
+
+def test_same_seed_same_run(teacher: Path, tmp_path: Path, undisturbed_pair: Callable[..., tuple[Path, Path]]) -> None:
+    for method in ("cs_kd", "tf_kd"):
+        one, two = undisturbed_pair(*settings(method, "cutmix", teacher))
+        assert metrics_of(one) == metrics_of(two)
+
+
+@pytest.fixture
+def undisturbed_pair(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    def pair(*words: str) -> tuple[Path, Path]:
+        folders = tmp_path / f"{words[0]}-1", tmp_path / f"{words[0]}-2"
+        for folder in folders:
+            train(small(*words), folder)
+        return folders
+
+    return pair

@@ -1,0 +1,65 @@
+"""Every recipe is a configuration for every method, at full scale and on a laptop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pskd import models, recipes
+from pskd.config import METHODS, Config, resolve
+
+
+@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("scale", ["full", "laptop"])
+def test_every_recipe_resolves_for_every_method(name: str, scale: str) -> None:
+    for method in METHODS:
+        config = resolve(recipes.read_recipe(name), [f"method={method}", f"scale={scale}"], name=name)
+        assert config.method.name == method
+    assert recipes.find(name).read_text().startswith(f"# pskd train {name}")
+
+
+@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("scale", ["full", "laptop"])
+def test_every_recipe_has_a_model(name: str, scale: str) -> None:
+    config = resolve(recipes.read_recipe(name), [f"scale={scale}"])
+    with torch.device("meta"):
+        model = models.create(config.model.name, 10, 3, **config.model.options)
+    if scale == "laptop":
+        assert sum(parameter.numel() for parameter in model.parameters()) < 12e6
+
+
+def test_constants_of_the_paper() -> None:
+    def method(recipe: str, name: str) -> dict[str, object]:
+        return resolve(recipes.read_recipe(recipe), [f"method={name}"]).method.model_dump()
+
+    assert method("cifar100/preact_resnet18", "tf_kd")["temperature"] == 6
+    assert method("cifar100/densenet121", "tf_kd")["alpha"] == 0.9
+    assert method("cifar100/pyramidnet200", "tf_kd")["alpha"] == 0.95
+    assert method("cifar100/resnext29_8x64d", "ps_kd")["alpha"] == 0.8
+    assert method("imagenet/resnet152", "ps_kd")["memory"] == "snapshot"
+    assert method("imagenet/resnet152", "ps_kd")["alpha"] == 0.3
+    assert method("imagenet/resnet152", "tf_kd")["variant"] == "reg"
+    assert method("imagenet/resnet152", "cs_kd")["weight"] == 0.5
+
+
+def test_the_schedule_of_the_paper() -> None:
+    cifar: Config = resolve(recipes.read_recipe("cifar100/pyramidnet200"))
+    assert [cifar.optim.lr * cifar.optim.factor(e, 300) for e in (0, 149, 150, 224, 225, 299)] == pytest.approx(
+        [0.25, 0.25, 0.025, 0.025, 0.0025, 0.0025]
+    )
+    imagenet = resolve(recipes.read_recipe("imagenet/resnet152"))
+    assert [imagenet.optim.factor(e, 90) for e in (29, 30, 59, 60)] == pytest.approx([1, 0.1, 0.1, 0.01])
+
+
+def test_laptop_scale_is_under_what_the_user_asks_for() -> None:
+    config = resolve(recipes.read_recipe("cifar100/densenet121"), ["scale=laptop", "epochs=2"])
+    assert config.train.epochs == 2
+    assert config.data.per_class == 100
+    assert config.model.options == {"blocks": [2, 2, 2, 2], "growth": 12}
+
+
+def test_the_list_is_grouped_by_table() -> None:
+    lines = recipes.listing()
+    assert lines.index("The paper's Table 1:") < lines.index("The paper's Table 2:")
+    for name in recipes.names():
+        assert any(name in line for line in lines)
