@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from helpers import in_child, small
 
+from pskd.engine.loop import train
 from pskd.engine.run import RunFolder
 from pskd.errors import PskdError
 
 
 def test_in_use_by_another_process(tmp_path: Path) -> None:
     def hold() -> None:
-        RunFolder(tmp_path / "run").claim(small(), resume=False)
+        run = RunFolder(tmp_path / "run")
+        run.begin(run.claim(small(), resume=False))
         time.sleep(60)
 
     child = in_child(hold)
@@ -29,7 +31,8 @@ def test_in_use_by_another_process(tmp_path: Path) -> None:
 
 
 def test_another_configuration(tmp_path: Path) -> None:
-    RunFolder(tmp_path).claim(small(), resume=False)
+    run = RunFolder(tmp_path)
+    run.begin(run.claim(small(), resume=False))
     with pytest.raises(PskdError, match=r"belongs to another configuration \(optim.lr: 0.1, 0.2 here\)"):
         RunFolder(tmp_path).claim(small("optim.lr=0.2"), resume=True)
     with pytest.raises(PskdError, match="already holds a run: add --resume"):
@@ -58,3 +61,14 @@ def test_a_broken_or_hostile_configuration(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(PskdError, match=r"config.yaml"):
         RunFolder(tmp_path).config()
+
+
+def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(PskdError, match="resnet9"):
+        train(small("model=resnet9"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("kept")
+    with pytest.raises(PskdError):
+        train(small("model=resnet9"), tmp_path / "mine")
+    assert [child.name for child in (tmp_path / "mine").iterdir()] == ["notes.txt"]

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from pskd.engine.files import kind_errors, write_atomic, write_json
 from pskd.engine.progress import Progress
 from pskd.engine.record import epoch_line, provenance
 from pskd.engine.run import RunFolder
+from pskd.errors import PskdError
 from pskd.memory.snapshot import unwrapped
 from pskd.methods.ps_kd import PSKD
 from pskd.tasks.base import Task
@@ -95,7 +97,9 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         notes: list[str] = []
-        self.checkpoints.clean()
+        if self.group.leader:
+            self.run.begin(self.config)
+            self.checkpoints.clean()
         if (newest := self.checkpoints.newest(notes.append)) is not None:
             self.load(newest)
             notes.append(f"resuming at epoch {self.epoch + 1}, step {self.step}")
@@ -261,6 +265,9 @@ class Trainer:
 def accelerator(config: Config, out: Path) -> Iterator[Accelerator]:
     """The devices and processes of this run; its trackers are told the settings."""
     settings = config.train
+    for tracker in settings.trackers:
+        if find_spec(tracker) is None:
+            raise PskdError(f"train.trackers: {tracker} is not installed: pip install 'pskd[{tracker}]'")
     AcceleratorState._reset_state()  # or a second training in one process would keep the first one's precision
     accelerator = Accelerator(
         cpu=build.uses_cpu(settings.device),

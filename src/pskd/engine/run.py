@@ -5,6 +5,7 @@ config.yaml  metrics.jsonl  result.json  model.safetensors  checkpoints/  predic
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -52,17 +53,25 @@ class RunFolder:
                 + (f", and {len(changed) - 1} more" if changed[1:] else "")
                 + "): leave the settings out to resume it, or choose another --out"
             )
-        if stored is None:
-            assert config is not None
-            with kind_errors("run folder"):
-                write_atomic(self.config_file, config.to_yaml())
-            return config
-        return stored
+        chosen = stored or config
+        assert chosen is not None
+        return chosen
+
+    def begin(self, config: Config) -> None:
+        """Everything is ready to train: from here on the folder holds this run."""
+        if not self.config_file.exists():
+            write_atomic(self.config_file, config.to_yaml())
 
     def release(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        """Let go of the folder; one in which nothing has begun is removed."""
+        if self._lock is None:
+            return
+        if not self.config_file.exists():
+            (self.path / ".lock").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it was there before, with something in it
+                self.path.rmdir()
+        os.close(self._lock)
+        self._lock = None
 
     def config(self) -> Config:
         if not self.config_file.is_file():
