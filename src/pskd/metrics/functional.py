@@ -126,7 +126,7 @@ def confidence_and_correct(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
     norm = torch.linalg.vector_norm(probs, dim=1)
     doubtful = (correct & (norm >= 1.38 * confidence)).nonzero().squeeze(1)
     for rows in torch.split(doubtful, _chunk_rows(probs)):
-        correct[rows] = probs[rows].argmax(1) == labels[rows]
+        correct[rows] = probs.index_select(0, rows).argmax(1) == labels[rows]
     return confidence, correct
 
 
