@@ -114,6 +114,18 @@ def test_of_a_folder(tmp_path: Path) -> None:
     assert len(set(prints)) == 7
 
 
+def test_parts_do_not_run_together(tmp_path: Path) -> None:
+    """Label 1 before file "1b" is not label 11 before file "b"."""
+    root = tmp_path / "data"
+    (root / "class").mkdir(parents=True)
+    first, second = Folder(root), Folder(root)
+    for data, files in ((first, [("a", 1), ("1b", 0)]), (second, [("a", 11), ("b", 0)])):
+        data.samples = [(str(root / name), label) for name, label in files]
+        for path, _ in data.samples:
+            Path(path).write_bytes(b"12345")
+    assert fingerprint(first) != fingerprint(second)
+
+
 def test_of_tensors() -> None:
     first = fingerprint(TensorDataset(IMAGES, LABELS))
     order = torch.tensor([1, 0, 2, 3, 4, 5])

@@ -8,7 +8,7 @@ import pytest
 
 from pskd import PSKD, PredictionBank, schedules
 
-EPOCHS = [1, 2, 3, 7, 10, 90, 300]
+EPOCHS = [1, 2, 3, 7, 10, 25, 90, 300]
 
 
 @pytest.mark.parametrize("name", schedules.SCHEDULES)
@@ -32,11 +32,11 @@ def test_values_by_hand() -> None:
 
 
 @pytest.mark.parametrize("epochs", EPOCHS)
-def test_steps_are_of_equal_length(epochs: int) -> None:
-    """Also where t / T * steps is no exact number: epoch t belongs to the step ceil(t * steps / T)."""
-    assert [schedules.step(t / epochs) for t in range(1, epochs + 1)] == [
-        -(-t * 4 // epochs) / 4 for t in range(1, epochs + 1)
-    ]
+@pytest.mark.parametrize("steps", [4, 25])
+def test_steps_are_of_equal_length(steps: int, epochs: int) -> None:
+    """Epoch t belongs to the step ceil(t * steps / T), also where rounding makes 7 / 25 * 25 a little more than 7."""
+    shares = [schedules.step(t / epochs, steps) for t in range(1, epochs + 1)]
+    assert shares == [-(-t * steps // epochs) / steps for t in range(1, epochs + 1)]
 
 
 @pytest.mark.parametrize("epochs", EPOCHS)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from pskd.checks import ValueChecks, outside
+from pskd.checks import ValueChecks, outside, sent
 from pskd.errors import PskdError
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -38,7 +38,7 @@ class Past(NamedTuple):
     known: Tensor | None = None
 
     def to(self, device: torch.device) -> Past:
-        return self if self.values.device == device else self.each(lambda part: part.to(device, non_blocking=True))
+        return self if self.values.device == device else self.each(lambda part: sent(part, device))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Past:
         """The same change made to every part that is there."""

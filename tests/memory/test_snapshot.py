@@ -110,6 +110,11 @@ def test_it_is_renewed_when_due(model: Net, refresh: float, steps: int | None, e
     assert renewals(model, refresh, steps) == expected
 
 
+def test_rounding_skips_no_renewal(model: Net) -> None:
+    """0.3 / 0.1 is a little less than 3."""
+    assert renewals(model, 0.1, 10, epochs=2, steps_really=10) == [n / 10 for n in range(1, 20)]
+
+
 @pytest.mark.parametrize("steps", [2, 3, 6])
 def test_a_wrong_number_of_steps_still_renews_with_each_epoch(model: Net, steps: int) -> None:
     assert renewals(model, 1, steps) == [1, 2, 3, 4]

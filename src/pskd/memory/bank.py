@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pskd.checks import ValueChecks, outside
+from pskd.checks import ValueChecks, outside, sent
 from pskd.errors import PskdError
 from pskd.memory.base import Memory
 from pskd.memory.storage import Storage
@@ -106,29 +106,29 @@ class PredictionBank(Memory):
         """The rows of the samples ``key`` (B, ...) as float32 or wider, dense ones renormalised."""
         self._settle()
         index = self._rows(key, take)
-        column = self._storage.read("labels", index).view(key.shape)
-        if labels is not None:
-            self._check_labels(column, labels, take)
+        known = self._known(self._storage.read("labels", index).view(key.shape), labels, take)
         values = self._storage.read("values", index).view(self.dtype).to(wide(self.dtype))
         if self.form == "dense":
-            values = values + torch.finfo(values.dtype).tiny  # a row that was rounded to nothing is an even one
-            values = values / values.sum(1, keepdim=True)
-            return Past(_classes_second(values, key.shape), None, column != 0)
+            values = values / values.sum(1, keepdim=True).clamp_min(1)  # a row sums to at least 1, or there is none
+            return Past(_classes_second(values, key.shape), None, known)
         classes = self._storage.read("classes", index).long()
         classes = classes & 0xFFFF if self.num_classes <= 65536 else classes
-        return Past(_classes_second(values, key.shape), _classes_second(classes, key.shape), column != 0)
+        return Past(_classes_second(values, key.shape), _classes_second(classes, key.shape), known)
 
-    @torch.no_grad()
     def record(self, key: Tensor, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
         """Write the softmax of logits (B, K, ...). Of an index that stands twice in the batch, the last one is kept."""
         self._settle()
         index = self._rows(key, take)
-        likely = torch.softmax(logits, 1, wide(logits.dtype))
+        likely = logits.detach().to(wide(logits.dtype))
         if likely.ndim > 2:
             likely = likely.movedim(1, -1).reshape(-1, self.num_classes)
+        # In proportion to the softmax, the largest 1: so no type is too small for a row, and dense ones are done.
+        likely = (likely - likely.amax(1, keepdim=True)).exp_()
         columns = {}
         if self.form == "topk":
+            mass = likely.sum(1, keepdim=True)
             likely, columns["classes"] = likely.topk(self.k, 1)
+            likely /= mass
         columns["values"] = likely.to(self.dtype).view(_RAW[self.dtype.itemsize])
         columns["labels"] = (
             torch.full_like(likely[:, :1], _UNLABELLED) if labels is None else labels.long().reshape(-1, 1) + 1
@@ -182,7 +182,7 @@ class PredictionBank(Memory):
         if (wrong := outside(index, self.num_samples)) is None:
             return index
         self._checks.require_none(
-            wrong if take is None else wrong.to(take.device, non_blocking=True) & take.flatten(),
+            wrong if take is None else sent(wrong, take.device) & take.flatten(),
             lambda count: (
                 f"index: {count} lie outside 0..{self.num_samples - 1}; the bank's num_samples is too small,"
                 " or this is not the data set it was made for"
@@ -190,23 +190,28 @@ class PredictionBank(Memory):
         )
         return torch.where(wrong, self.num_samples, index)
 
-    def _check_labels(self, column: Tensor, labels: Tensor, take: Tensor | None) -> None:
-        """Rows that were written for another class: compared where the labels are, so that nothing has to wait."""
-        column = column.to(labels.device, non_blocking=True)
-        changed = (column > 0) & (column != labels.long() + 1)
-        self._checks.require_none(
-            changed if take is None else changed & take,
-            lambda count: (
-                f"index: {count} samples had another label when the bank was filled; the data set was changed"
-                " or reordered: give each sample the index it had, or start with an empty bank"
-            ),
-        )
+    def _known(self, column: Tensor, labels: Tensor | None, take: Tensor | None) -> Tensor | None:
+        """Which samples have a row, None meaning all; a row that was written for another class is reported."""
+        if labels is not None:
+            # Compared where the labels are, so that nothing has to wait.
+            then, now = sent(column, labels.device), labels.long() + 1
+            if then.device.type == "cpu" and torch.equal(then, now.to(then.dtype)):
+                return None
+            changed = (then > 0) & (then != now)
+            self._checks.require_none(
+                changed if take is None else changed & take,
+                lambda count: (
+                    f"index: {count} samples had another label when the bank was filled; the data set was changed"
+                    " or reordered: give each sample the index it had, or start with an empty bank"
+                ),
+            )
+        return column != 0
 
     def _write(self, index: Tensor, kept: Tensor | None, columns: dict[str, Tensor]) -> None:
         if kept is not None:
             index = torch.where(kept, index, self.num_samples)
         # Two writes of one row in one step come in no order. So all copies of an index carry the last one's values.
-        if self.device.type != "cpu" or len(index.unique()) < len(index):
+        if self.device.type != "cpu" or len(torch.unique(index)) < len(index):
             ranked, order = torch.sort(index, stable=True)
             last = order[torch.searchsorted(ranked, index, right=True) - 1]
             columns = {name: part[last] for name, part in columns.items()}

@@ -28,7 +28,7 @@ class Memory(ABC):
 
     @abstractmethod
     def record(self, key: Any, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
-        """Remember this step's predictions where ``take`` is true; logits (B, K, ...), without gradient."""
+        """Remember this step's predictions where ``take`` is true, from the student's logits (B, K, ...)."""
 
     @abstractmethod
     def clear(self) -> None:

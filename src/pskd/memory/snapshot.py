@@ -42,6 +42,11 @@ class Snapshot(Memory):
         self._model, self._refresh, self._steps_per_epoch = model, refresh, steps_per_epoch
         self.clear()
 
+    def clear(self) -> None:
+        """Forget the copy."""
+        self._copy: nn.Module | None = None
+        self._epoch = self._step = self._renewals = 0
+
     def start_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:
             self._epoch, self._step = epoch, 0
@@ -64,11 +69,6 @@ class Snapshot(Memory):
     def record(self, key: Any, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
         """Nothing is stored; the step is counted."""
         self._step += 1
-
-    def clear(self) -> None:
-        """Forget the copy."""
-        self._copy: nn.Module | None = None
-        self._epoch = self._step = self._renewals = 0
 
     def state_dict(self) -> dict[str, Any]:
         """The copy's weights are views, so save them before the next step."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pskd.checks import ValueChecks, outside
@@ -56,21 +58,20 @@ class PSKD(Method):
         self.epochs, self.alpha, self.memory = epochs, alpha, memory
         self.schedule = SCHEDULES[schedule] if isinstance(schedule, str) else schedule
         self.needs = frozenset({memory.needs})
-        self._epoch: int | None = None
-        self._loaded_epoch: int | None = None
-        self._alpha_t = 0.0
+        self._epoch: int | None = None  # the last one that began, here or in the state that was loaded
+        self._alpha_t: float | None = None  # None before start_epoch
         self._checks = ValueChecks()
 
     @property
     def alpha_t(self) -> float:
         """alpha in the current epoch (Eq. 5; the paper counts epochs from 1)."""
-        if self._epoch is None:
+        if self._alpha_t is None:
             raise PskdError("start_epoch: call start_epoch(epoch) before the first batch of every epoch")
         return self._alpha_t
 
     def start_epoch(self, epoch: int) -> None:
         """Begin the 0-based ``epoch``; the first one is 0, or follows the state that was loaded."""
-        before = self._loaded_epoch if self._epoch is None else self._epoch
+        before = self._epoch
         if epoch >= self.epochs:
             raise PskdError(
                 f"start_epoch({epoch}) is past the last epoch: epochs={self.epochs}, so 0..{self.epochs - 1}"
@@ -139,7 +140,7 @@ class PSKD(Method):
         past = self._past(logits, key, labels, take)
         losses, share = position_losses(logits, targets, past, alpha, IGNORE_INDEX)
         total = losses.sum() / share.sum()
-        self.memory.record(key, logits.detach(), labels=labels, take=take)
+        self.memory.record(key, logits, labels=labels, take=take)
         return Loss(total, {"soft_cross_entropy": total.detach()})
 
     def state_dict(self) -> dict[str, Any]:
@@ -149,8 +150,8 @@ class PSKD(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue in the epoch that was saved or after it: ``start_epoch`` takes either."""
-        self._epoch = None
-        self._loaded_epoch = state["epoch"] if state["epoch"] >= 0 else None
+        self._epoch = state["epoch"] if state["epoch"] >= 0 else None
+        self._alpha_t = None
         self.memory.load_state_dict(state["memory"])
 
     def _past(self, logits: Tensor, key: Any, labels: Tensor | None, take: Tensor | None) -> Past | None:
@@ -179,13 +180,21 @@ class PSKD(Method):
 
     def _checked(self, logits: Tensor, targets: Labels) -> Labels:
         """The targets, after a look at all values: wrong ones raise here or, on an accelerator, one step later."""
-        # A sum is finite just where all its terms are, and just then it is 0 when multiplied with 0.
-        sums, epoch = logits.detach().sum(1, dtype=wide(logits.dtype)), self._epoch
-        self._checks.require_none(
-            sums * 0 != 0,
-            lambda rows: (
-                f"logits: {rows} of {sums.numel()} rows are NaN or infinite in epoch {epoch} (counted from 0);"
-                " lower the learning rate or look for a division by zero in the model"
-            ),
-        )
+        wrong, epoch = _not_finite(logits.detach()), self._epoch
+        if wrong is not None:
+            self._checks.require_none(
+                wrong,
+                lambda rows: (
+                    f"logits: {rows} of {wrong.numel()} rows are NaN or infinite in epoch {epoch} (counted from 0);"
+                    " lower the learning rate or look for a division by zero in the model"
+                ),
+            )
         return check_class_indices(targets, logits.shape[1], IGNORE_INDEX, self._checks)
+
+
+def _not_finite(logits: Tensor) -> Tensor | None:
+    """True (B, ...) where a logit is NaN or infinite; None: nowhere. An accelerator, not to wait for, gets a mask."""
+    dtype = wide(logits.dtype)
+    if logits.device.type == "cpu" and math.isfinite(logits.sum(dtype=dtype)):
+        return None
+    return ~torch.isfinite(logits.sum(1, dtype=dtype))  # a sum is finite just where all its terms are
