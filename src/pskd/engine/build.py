@@ -48,16 +48,13 @@ def uses_cpu(device: str) -> bool:
 def optimizer(model: nn.Module, settings: OptimConfig) -> torch.optim.Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if settings.name == "adamw":
-        return torch.optim.AdamW(
-            parameters, settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, foreach=True
-        )
+        return torch.optim.AdamW(parameters, settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
     return torch.optim.SGD(
         parameters,
         settings.lr,
         momentum=settings.momentum,
         nesterov=settings.nesterov and settings.momentum > 0,
         weight_decay=settings.weight_decay,
-        foreach=True,
     )
 
 
