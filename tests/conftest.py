@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -12,11 +16,24 @@ import torch
 
 torch.set_num_threads(1)
 
+PACKED = Path(__file__).parents[2] / "shared" / "data" / "unpack.py"  # packed data sets beside the checkout, if any
+
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder that holds the real data sets in their published layouts; skips where there is none."""
-    root = os.environ.get("PSKD_DATA")
-    if root is None or not Path(root).is_dir():
-        pytest.skip("PSKD_DATA names no folder with the real data sets")
-    return Path(root)
+    """The folder that holds the real data sets in their published layouts; skips where there is none.
+
+    The environment variable PSKD_DATA names it; else packed data beside the checkout is unpacked once.
+    """
+    if root := os.environ.get("PSKD_DATA"):
+        return Path(root)
+    if not PACKED.is_file():
+        pytest.skip("no real data: PSKD_DATA names no folder, and none lies beside the checkout")
+    cache = Path(tempfile.gettempdir()) / f"pskd-test-data-{os.getuid()}"
+    cache.mkdir(exist_ok=True)
+    with (cache / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (cache / ".unpacked").exists():
+            subprocess.run([sys.executable, str(PACKED), str(cache), "cifar100"], check=True, capture_output=True)
+            (cache / ".unpacked").touch()
+    return cache

@@ -7,7 +7,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from pskd.targets import Labels
+from pskd.errors import PskdError
+from pskd.targets import Labels, per_position
+
+IGNORE_INDEX = -100  # a position with this label takes no part in any method
 
 
 class Loss(NamedTuple):
@@ -45,3 +48,13 @@ class Method(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         return
+
+
+def chosen(distilled: Tensor | None, logits: Tensor) -> Tensor | None:
+    """``distilled``, (B) or one per label, as a mask (B, d1, ...); None: all are."""
+    if distilled is None:
+        return None
+    positions = (logits.shape[0], *logits.shape[2:])
+    if tuple(distilled.shape) not in (positions, positions[:1]):
+        raise PskdError(f"distilled has shape {tuple(distilled.shape)}; one per sample or label is {positions}")
+    return per_position(distilled, logits) != 0

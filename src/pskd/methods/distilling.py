@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pskd.errors import PskdError
-from pskd.targets import Labels, Past, check_class_indices, check_shapes, per_position, position_losses, wide
-
-IGNORE_INDEX = -100
+from pskd.methods.base import IGNORE_INDEX, chosen
+from pskd.targets import Labels, Past, check_class_indices, check_shapes, position_losses, wide
 
 
 def label_losses(logits: Tensor, targets: Labels, epsilon: float | Tensor = 0.0) -> tuple[Tensor, Tensor]:
@@ -46,12 +45,8 @@ def softened_divergence(logits: Tensor, teacher_logits: Tensor, temperature: flo
 
 def where_distilled(value: float, distilled: Tensor | None, logits: Tensor) -> float | Tensor:
     """``value`` at the positions where ``distilled``, (B) or (B, d1, ...), is true or None, and 0 elsewhere."""
-    if distilled is None:
-        return value
-    positions = (logits.shape[0], *logits.shape[2:])
-    if tuple(distilled.shape) not in (positions, positions[:1]):
-        raise PskdError(f"distilled has shape {tuple(distilled.shape)}; one per sample or label is {positions}")
-    return value * per_position(distilled.bool(), logits)
+    mask = chosen(distilled, logits)
+    return value if mask is None else value * mask.to(wide(logits.dtype))
 
 
 def check_given(name: str, given: Tensor | None, logits: Tensor, what: str) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from pskd.checks import ValueChecks, outside
 from pskd.errors import PskdError
 from pskd.memory.base import Memory
-from pskd.methods.base import Loss, Method
+from pskd.methods.base import IGNORE_INDEX, Loss, Method, chosen
 from pskd.schedules import SCHEDULES, Schedule
 from pskd.targets import (
     Labels,
@@ -19,12 +19,9 @@ from pskd.targets import (
     check_class_indices,
     check_past,
     check_shapes,
-    per_position,
     position_losses,
     wide,
 )
-
-IGNORE_INDEX = -100
 
 
 class PSKD(Method):
@@ -170,13 +167,10 @@ class PSKD(Method):
         real = None
         if labels is not None and outside(labels, logits.shape[1]) is not None:
             real = labels != IGNORE_INDEX
-        if distilled is None:
-            return real
-        positions = (logits.shape[0], *logits.shape[2:])
-        if tuple(distilled.shape) not in (positions, positions[:1]):
-            raise PskdError(f"distilled has shape {tuple(distilled.shape)}; one per sample or label is {positions}")
-        wanted = per_position(distilled, logits) != 0
-        return wanted if real is None else real & wanted
+        wanted = chosen(distilled, logits)
+        if real is None or wanted is None:
+            return wanted if real is None else real
+        return real & wanted
 
     def _checked(self, logits: Tensor, targets: Labels) -> Labels:
         """The targets, after a look at all values: wrong ones raise here or, on an accelerator, one step later."""
