@@ -157,12 +157,17 @@ class Interval(NamedTuple):
 
 
 class TrainConfig(Section):
-    """`batch_size` is the samples of one optimizer step over all processes; `accumulate` cuts it into parts."""
+    """`batch_size` is the samples of one optimizer step over all processes; `accumulate` cuts it into parts.
+
+    `threads` are the CPU threads of a process, by default torch's choice. One is best for tiny models, and on a machine
+    that others use: threads wait for each other in every operation.
+    """
 
     epochs: Count = 300
     batch_size: Count = 128
     seed: Annotated[int, Field(ge=0)] = 0
     device: str = "auto"
+    threads: Count | None = None
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     accumulate: Count = 1
     clip_norm: Positive | None = None

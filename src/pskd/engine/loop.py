@@ -70,6 +70,8 @@ class Trainer:
         self.settings = config.train
         self.device = accelerator.device
         self.group = Group()
+        if self.settings.threads is not None:
+            torch.set_num_threads(self.settings.threads)
         torch.manual_seed(self.settings.seed)
         model = task.model().to(self.device)
         if self.settings.channels_last:
@@ -183,7 +185,8 @@ class Trainer:
         if self.group.leader:
             self.run.append_metrics(record)
         self.accelerator.log({k: v for k, v in _flat(record).items() if k != "epoch"}, step=self.epoch)
-        progress.line(epoch_line(record, self.settings.epochs, speed, self.task.unit, progress.left()))
+        line = epoch_line(record, self.settings.epochs, speed, self.task.unit, progress.left())
+        progress.line(line, minor=split not in record)
         if self.group.sum(torch.tensor(float(self.group.leader and self.save_is_due(epoch_ends=True)))):
             self.save()
 

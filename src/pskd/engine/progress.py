@@ -15,7 +15,7 @@ class Progress:
 
     def __init__(self, total: int, done: int, unit: str, *, shown: bool, log: Callable[[str], None]) -> None:
         self._total, self._done, self._unit, self._shown, self._log = total, done, unit, shown, log
-        self._begun, self._begun_at, self._drawn = time.monotonic(), done, 0.0
+        self._begun, self._begun_at, self._drawn, self._said = time.monotonic(), done, 0.0, 0.0
         self._epoch_items, self._epoch_begun = 0, time.monotonic()
         self._bar: Any = None
 
@@ -54,11 +54,14 @@ class Progress:
     def start_epoch(self) -> None:
         self._epoch_items, self._epoch_begun = 0, time.monotonic()
 
-    def line(self, text: str) -> None:
-        """A line that stays, on the screen and in the log."""
+    def line(self, text: str, *, minor: bool = False) -> None:
+        """A line that stays, on the screen and in the log; on the screen a minor one only after 10 s of silence."""
         if not self._shown:
             return
         self._log(text)
+        if minor and time.monotonic() - self._said < 10:
+            return
+        self._said = time.monotonic()
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
