@@ -207,7 +207,7 @@ def main() -> NoReturn:
         _fail(f"{error.format_message()} (see pskd --help)")
     except PskdError as error:
         _fail(str(error))
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -21,14 +21,18 @@ from pskd.methods.hard import Hard
 from pskd.tasks.classification import Classification
 
 
-@pytest.fixture(scope="module")
-def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("two") / "run"
+def run_on_two(out: Path, *words: str) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "pskd", "train", "digits", *SMALL, "train.save_every=1 epoch", "--out", str(out)]
+    command = [*torchrun, "-m", "pskd", "train", "digits", *SMALL, *words, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("run folder:") == 1
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("two") / "run"
+    run_on_two(out, "train.save_every=1 epoch")
     return out
 
 
@@ -69,3 +73,16 @@ def test_averaged_gradients_are_those_of_the_whole_batch() -> None:
     whole = gradient(1, 0, 1)
     shares = torch.stack([gradient(world, rank, 2) for rank in range(world)])
     torch.testing.assert_close(shares.mean(0), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["hard", "label_smoothing", "cs_kd", "tf_kd", "ps_kd method.memory=snapshot"])
+def test_every_method_with_amp_and_accumulation_on_two_processes(method: str, tmp_path: Path) -> None:
+    from pskd.engine.loop import train
+
+    words = [f"method={method.split()[0]}", *method.split()[1:], "train.precision=bf16", "train.accumulate=2"]
+    if method == "tf_kd":
+        train(small("method=hard", "epochs=1"), tmp_path / "teacher")
+        words.append(f"method.teacher={tmp_path / 'teacher'}")
+    run_on_two(tmp_path / "run", *words, "augment.mix=cutmix", "train.save_every=1 epoch")
+    assert len(metrics_of(tmp_path / "run")) == 3

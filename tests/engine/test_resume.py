@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch
 from helpers import SMALL, in_child, metrics_of, small
 from safetensors.torch import load_file
 
+from pskd.cli import main
 from pskd.engine.checkpoint import Checkpoints, load
 from pskd.engine.loop import train
 
@@ -24,6 +26,7 @@ METHODS = {
     "top-k bank in a mapped file": ("method.form=topk", "method.k=4", "method.path={out}.rows"),
     "snapshot twice an epoch": ("method.memory=snapshot", "method.refresh=0.5"),
     "plain": ("method=hard",),
+    "CS-KD, CutMix, several parts a step": ("method=cs_kd", "augment.mix=cutmix", "train.accumulate=2"),
 }
 
 
@@ -54,8 +57,6 @@ def test_killed_at_random_moments(method: tuple[str, ...], tmp_path: Path, undis
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_asked_to_stop(number: int, code: int, tmp_path: Path, undisturbed: Callable[..., Path]) -> None:
     """The next step writes a checkpoint in the middle of the epoch, and the command tells how to go on."""
-    from pskd.cli import main
-
     out, said = tmp_path / "run", tmp_path / "said"
 
     def work() -> None:
@@ -73,3 +74,24 @@ def test_asked_to_stop(number: int, code: int, tmp_path: Path, undisturbed: Call
     newest = Checkpoints(out / "checkpoints", 2).newest(print)
     assert newest is not None
     assert load(newest, "progress")["step"] > 0
+
+
+def test_a_full_disk_ends_in_one_line_and_can_be_resumed(tmp_path: Path, undisturbed: Callable[..., Path]) -> None:
+    """A limit on the file size stands in for the disk."""
+    out, said = tmp_path / "run", tmp_path / "said"
+    words = ["pskd", "train", "digits", *SMALL, "train.save_every=5 steps", "--out", str(out)]
+
+    def work() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        with pytest.MonkeyPatch.context() as patch, said.open("w") as file, contextlib.redirect_stderr(file):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+            patch.setattr("sys.argv", words)
+            main()
+
+    child = in_child(work)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert said.read_text().startswith(f"pskd: writing {out}/checkpoints/")
+    assert said.read_text().count("\n") == 1
+    assert list((out / "checkpoints").iterdir()) == []
+    train(None, out, resume=True)
+    assert equal(out, undisturbed())

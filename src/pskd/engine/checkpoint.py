@@ -87,10 +87,12 @@ def _write(part: Any, path: Path) -> None:
             torch.save(part, file)
             file.flush()
             os.fsync(file.fileno())
-    except RuntimeError as error:
-        if isinstance(error.__context__, OSError):  # a full disk: torch's writer fails once more while it closes
-            error.__context__.filename = str(path)
-            raise error.__context__ from None
+    except (OSError, RuntimeError) as error:
+        # When the disk is full, torch's writer fails once more while it closes.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if isinstance(cause, OSError):
+            cause.filename = str(path)
+            raise cause from None
         raise
 
 
