@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pskd.config import Config, resolve
 from pskd.recipes import read_recipe
 
@@ -40,3 +43,7 @@ def in_child(work: Callable[[], object]) -> int:
         code = int(stop.code or 0)
     finally:
         os._exit(code)
+
+
+def value_and_gradient(loss: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    return loss.detach(), torch.autograd.grad(loss, logits)[0]

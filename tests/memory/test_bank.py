@@ -270,8 +270,11 @@ def test_a_state_of_another_bank_is_refused(settings: dict[str, Any], message: s
 
 
 def test_a_bank_without_fingerprint_takes_any() -> None:
-    state = PredictionBank(N, K, fingerprint="abc").state_dict()
-    PredictionBank(N, K).load_state_dict(state)
+    filled = PredictionBank(N, K, fingerprint="abc")
+    filled.record(torch.arange(3), logits_of(3, K))
+    bank = PredictionBank(N, K)
+    bank.load_state_dict(filled.state_dict())
+    assert torch.equal(bank.recall(torch.arange(3)).values, filled.recall(torch.arange(3)).values)
 
 
 def test_a_mapped_file_is_fresh_when_opened_again(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import value_and_gradient
 from torch import Tensor
 
 from pskd.errors import PskdError
@@ -26,23 +27,9 @@ def literal(z: Tensor, label: int, partner: Tensor, temperature: float, weight: 
     return -torch.log(p[label]) + weight * temperature**2 * divergence
 
 
-def value_and_gradient(loss: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    return loss.detach(), torch.autograd.grad(loss, logits)[0]
-
-
-@pytest.fixture
-def logits() -> Tensor:
-    return torch.randn(B, K, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).mul(3).requires_grad_()
-
-
 @pytest.fixture
 def partner() -> Tensor:
     return torch.randn(B, K, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).mul(3)
-
-
-@pytest.fixture
-def labels() -> Tensor:
-    return torch.tensor([0, 4, 2, 2, 1, 3])
 
 
 @pytest.mark.parametrize(("temperature", "weight"), [(4.0, 1.0), (1.0, 0.5), (20.0, 3.0), (4.0, 0.0)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import value_and_gradient
 from torch import Tensor
 
 from pskd.errors import PskdError
@@ -23,10 +24,6 @@ def smoothed(label: int, epsilon: float, others_only: bool) -> Tensor:
 def cross_entropy(target: Tensor, z: Tensor) -> Tensor:
     p = torch.exp(z) / torch.exp(z).sum()
     return -(target * torch.log(p)).sum()
-
-
-def value_and_gradient(loss: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    return loss.detach(), torch.autograd.grad(loss, logits)[0]
 
 
 @pytest.fixture

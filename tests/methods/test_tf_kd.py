@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import value_and_gradient
 from torch import Tensor
 
 from pskd.errors import PskdError
@@ -40,23 +41,9 @@ def literal_released(z: Tensor, label: int, temperature: float, alpha: float, a:
     return -(1 - alpha) * torch.log(softmax(z)[label]) + alpha * kl
 
 
-def value_and_gradient(loss: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    return loss.detach(), torch.autograd.grad(loss, logits)[0]
-
-
-@pytest.fixture
-def logits() -> Tensor:
-    return torch.randn(B, K, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).mul(3).requires_grad_()
-
-
 @pytest.fixture
 def teacher() -> Tensor:
     return torch.randn(B, K, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).mul(3)
-
-
-@pytest.fixture
-def labels() -> Tensor:
-    return torch.tensor([0, 4, 2, 2, 1, 3])
 
 
 @pytest.mark.parametrize(("temperature", "alpha", "multiplier"), [(6, 0.95, 0.5), (20, 0.9, 1), (1, 0, 1), (3, 1, 2)])

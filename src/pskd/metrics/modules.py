@@ -6,6 +6,7 @@ plain fraction. Log-probabilities are logits too: pass ``probs.log()`` where onl
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, TypeVar
 
 import torch
@@ -37,8 +38,8 @@ class _SampleMean(_PskdMetric):
         self._state = state
         self.add_state(state, torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def batch_mean(self, logits: Tensor, labels: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def batch_mean(self, logits: Tensor, labels: Tensor) -> Tensor: ...
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         total = self.batch_mean(logits, labels) * len(labels)
