@@ -125,3 +125,10 @@ def test_predict_goes_on_after_a_broken_image(tmp_path: Path, undisturbed: Calla
 def test_an_unavailable_device_is_named(tmp_path: Path) -> None:
     with pytest.raises(PskdError, match=r"train.device='cuda:7' is not available here"):
         train(small("train.device=cuda:7"), tmp_path / "run")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+    """Said once, with what is needed to go on; the weights of the last checkpoint are good."""
+    settings = ("method=hard", "optim.lr=1e12", "epochs=5", "train.save_every=2 steps")
+    with pytest.raises(PskdError, match=r"the loss is not finite in epoch \d, step \d+, learning rate 1e\+12; "):
+        train(small(*settings), tmp_path / "run")

@@ -7,7 +7,7 @@ import io
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
 
+from pskd.checks import ValueChecks
 from pskd.config import Config
 from pskd.engine import build, checkpoint, weights
 from pskd.engine.checkpoint import Checkpoints
@@ -92,6 +93,7 @@ class Trainer:
         self.epoch_seconds: list[float] = []
         self.seconds_before = 0.0  # spent in this epoch by the processes before this one
         self.saved_at = time.monotonic()
+        self.checks = ValueChecks()
 
     @property
     def weights(self) -> nn.Module:
@@ -139,6 +141,8 @@ class Trainer:
                 with self.accelerator.no_sync(self.model) if wait else contextlib.nullcontext():
                     with self.accelerator.autocast():
                         loss = self.task.loss(self.model, batch, real, method).total
+                    self.checks.settle()
+                    self.checks.require_none(~torch.isfinite(loss.detach()), self.not_finite(lr))
                     if part == 0:
                         # Here and not before the forward pass: what it frees there, the allocator gives back to the
                         # system, and a CPU then loses 4% of a step to page faults.
@@ -261,6 +265,16 @@ class Trainer:
             done = self.epoch * self.steps_per_epoch + self.step
             return done % max(1, round(number)) == 0
         return epoch_ends and self.epoch % max(1, round(number)) == 0
+
+    def not_finite(self, lr: float) -> Callable[[int], str]:
+        where = f"epoch {self.epoch + 1}, step {self.step + 1}, learning rate {lr:g}"
+
+        def message(_: int) -> str:
+            good = self.checkpoints.steps()
+            saved = f"the last checkpoint is {self.run.checkpoints / f'{good[-1]:09d}'}" if good else "none is saved"
+            return f"the loss is not finite in {where}; {saved}: lower optim.lr, or set train.clip_norm"
+
+        return message
 
     def describe(self, loss: torch.Tensor) -> str:
         alpha = f" · alpha {self.method.alpha_t:.3f}" if isinstance(self.method, PSKD) else ""
