@@ -117,3 +117,18 @@ def test_a_folder_that_may_not_be_written(capfd: pytest.CaptureFixture[str], tmp
     code, _, err = pskd(capfd, "train", "digits", "--out", str(tmp_path / "run"))
     assert code == 2
     assert "permission denied" in err
+
+
+@pytest.mark.parametrize("missing", ["typer", "accelerate"])
+def test_without_the_workbench_the_extra_is_named(missing: str, tmp_path: Path) -> None:
+    """As after `pip install pskd`, which brings torch and numpy only."""
+    code = f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['pskd', 'train', 'digits', '--out', 'x']\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}from pskd.__main__ import main; main()"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert f"needs {missing}: pip install 'pskd[workbench]'" in done.stderr
+    assert done.stderr.count("\n") == 1
