@@ -102,6 +102,13 @@ def test_a_run_from_start_to_prediction(
     assert len(json.loads(out)["classes"]) == 3
 
 
+def test_every_setting_is_listed(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = pskd(capfd, "train", "--settings")
+    assert code == 0
+    for line in ("optim.lr=0.1", "method.alpha=0.8", "method.memory=bank  (bank, snapshot)", "augment.mix=none"):
+        assert f"  {line}" in out
+
+
 def test_recipes(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "digits" in pskd(capfd, "recipes", "ls")[1]

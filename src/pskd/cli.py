@@ -46,7 +46,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
     epilog="Examples:\n\n"
     "  pskd train digits\n\n"
     "  pskd train digits method=hard epochs=10 --out runs/plain\n\n"
-    "  pskd train folder data.root=my/images model=torchvision:resnet18 --out runs/mine\n\n"
+    "  pskd train folder data.root=my/images --out runs/mine\n\n"
     "  pskd train --resume --out runs/mine\n\n"
     "  torchrun --nproc-per-node 2 -m pskd train digits --out runs/two"
 )
@@ -59,10 +59,15 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder.  [default: runs/RECIPE-METHOD-SEED]")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in --out was stopped.")] = False,
+    settings: Annotated[bool, typer.Option("--settings", help="List every setting with its default and exit.")] = False,
 ) -> None:
     """Train a model and evaluate it."""
-    from pskd.config import differences, resolve
+    from pskd.config import describe, differences, resolve
     from pskd.recipes import read_recipe
+
+    if settings:
+        print("\n".join(describe()))
+        return
 
     words = words or []
     overrides = [word for word in words if "=" in word]

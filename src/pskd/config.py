@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -29,7 +29,11 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    """Which images; `pskd.data.load` explains each."""
+    """`name` is digits, cifar10, cifar100, fashion_mnist, imagenet, folder or npz; `root` its folder or file.
+
+    `val_fraction` of the training set becomes the validation split. `image_size` in pixels is for image files.
+    `num_classes` and `per_class` keep the first classes and so many training images of each. `workers` decode files.
+    """
 
     name: str = "digits"
     root: str | None = None
@@ -42,7 +46,10 @@ class DataConfig(Section):
 
 
 class ModelConfig(Section):
-    """A model's name; every other key is an option of that model, checked when it is built."""
+    """`name` is one of `pskd.models.names()`, such as resnet20 or densenet121, or torchvision:NAME or timm:NAME.
+
+    Every other key is an option of that model, such as `model.width=32`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow")
     name: str = "resnet8"
@@ -264,6 +271,25 @@ def differences(one: Config, other: Config) -> list[str]:
     flat_one, flat_other = _flat(one.model_dump(mode="json")), _flat(other.model_dump(mode="json"))
     keys = [key for key in {**flat_one, **flat_other} if flat_one.get(key) != flat_other.get(key)]
     return [f"{key}: {flat_one.get(key)}, {flat_other.get(key)}" for key in keys]
+
+
+def describe() -> list[str]:
+    """Every setting with its default, section by section."""
+    sections = [(name, field.annotation) for name, field in Config.model_fields.items() if name != "method"]
+    sections += [(f"method={name}", kind) for name, kind in METHODS.items()]
+    lines = [
+        "epochs, seed and batch_size are short for train.epochs, ...; method=NAME for method.name=NAME, so data, model"
+    ]
+    for title, kind in sections:
+        if not (isinstance(kind, type) and issubclass(kind, Section)):
+            continue
+        lines += ["", title, *(f"    {line.strip()}" for line in (kind.__doc__ or "").strip().splitlines() if line)]
+        prefix = title.split("=")[0]
+        for key, field in kind.model_fields.items():
+            allowed = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+            choice = f"  ({', '.join(allowed)})" if len(allowed) > 1 else ""
+            lines.append(f"  {prefix}.{key}={'' if field.default is None else field.default}{choice}")
+    return lines
 
 
 def _override(text: str) -> dict[str, Any]:
