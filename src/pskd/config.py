@@ -268,7 +268,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def differences(one: Config, other: Config) -> list[str]:
     """The settings in which two configurations differ, as `key: this, that`."""
-    flat_one, flat_other = _flat(one.model_dump(mode="json")), _flat(other.model_dump(mode="json"))
+    flat_one, flat_other = flat(one.model_dump(mode="json")), flat(other.model_dump(mode="json"))
     keys = [key for key in {**flat_one, **flat_other} if flat_one.get(key) != flat_other.get(key)]
     return [f"{key}: {flat_one.get(key)}, {flat_other.get(key)}" for key in keys]
 
@@ -330,11 +330,15 @@ def _merge(into: dict[str, Any], tree: Mapping[str, Any]) -> None:
             into[key] = dict(value) if isinstance(value, Mapping) else value
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
+    """A tree's leaves by their path: ``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
+    leaves: dict[str, Any] = {}
     for key, value in tree.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
-    return flat
+        if isinstance(value, Mapping):
+            leaves.update({f"{key}{separator}{path}": leaf for path, leaf in flat(value, separator).items()})
+        else:
+            leaves[key] = value
+    return leaves
 
 
 def _explain(error: ValidationError) -> str:
@@ -374,7 +378,7 @@ def _known_keys(path: list[str], location: tuple[int | str, ...]) -> list[str]:
 
 
 def _all_keys() -> list[str]:
-    return list(_flat(Config().model_dump(mode="json")))
+    return list(flat(Config().model_dump(mode="json")))
 
 
 def _epochs(value: float, epochs: int) -> float:

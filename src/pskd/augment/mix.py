@@ -13,8 +13,6 @@ from pskd.augment.mixing import half, whole_batch
 from pskd.augment.mixup import mixup
 from pskd.targets import Labels
 
-MIXES = ("none", "cutout", "cutmix", "mixup")
-
 
 class Mixed(NamedTuple):
     """A batch after mixing: class indices or pairs ``(a, b, lam)``, and the samples (B) a method may distil."""
@@ -29,7 +27,7 @@ class Mix:
     """Cutout, CutMix or Mixup of a batch.
 
     Args:
-        name: one of ``MIXES``.
+        name: "none", "cutout", "cutmix" or "mixup".
         shares: the method takes half of the samples plain and leaves the other half to the mix (PS-KD, CS-KD).
         hole: side of Cutout's square in pixels.
         beta: of CutMix's and Mixup's Beta distribution.

@@ -19,7 +19,7 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 from pskd.checks import ValueChecks
-from pskd.config import Config
+from pskd.config import Config, flat
 from pskd.engine import build, checkpoint, weights
 from pskd.engine.checkpoint import Checkpoints
 from pskd.engine.distributed import CONTINUE, SAVE, STOP, Group
@@ -188,7 +188,7 @@ class Trainer:
         self.loss_sum.zero_()
         if self.group.leader:
             self.run.append_metrics(record)
-        self.accelerator.log({k: v for k, v in _flat(record).items() if k != "epoch"}, step=self.epoch)
+        self.accelerator.log({k: v for k, v in flat(record, "/").items() if k != "epoch"}, step=self.epoch)
         line = epoch_line(record, self.settings.epochs, speed, self.task.unit, progress.left())
         progress.line(line, minor=split not in record)
         if self.group.sum(torch.tensor(float(self.group.leader and self.save_is_due(epoch_ends=True)))):
@@ -296,7 +296,7 @@ def accelerator(config: Config, out: Path) -> Iterator[Accelerator]:
         project_dir=out,
     )
     if settings.trackers:
-        accelerator.init_trackers(out.name, config={k: str(v) for k, v in _flat(config.model_dump()).items()})
+        accelerator.init_trackers(out.name, config={k: str(v) for k, v in flat(config.model_dump(), "/").items()})
     try:
         yield accelerator
     finally:
@@ -313,10 +313,3 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat.update(_flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return flat
