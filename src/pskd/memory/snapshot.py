@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from pskd.errors import PskdError
@@ -48,8 +49,9 @@ class Snapshot(Memory):
         self._epoch = self._step = self._renewals = 0
 
     def start_epoch(self, epoch: int) -> None:
-        if epoch != self._epoch:
-            self._epoch, self._step = epoch, 0
+        if epoch == self._epoch:
+            return  # a resume within the epoch: a copy that is due waits for the same moment as without it
+        self._epoch, self._step = epoch, 0
         self._renew_if_due()
 
     def recall(self, key: Any, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past | None:
@@ -94,6 +96,9 @@ class Snapshot(Memory):
             self._copy = self._frozen_copy()
         else:
             self._copy.load_state_dict(unwrapped(self._model).state_dict())
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            for buffer in self._copy.buffers():  # batch statistics are each process's own within an epoch
+                dist.broadcast(buffer, 0)
 
     def _frozen_copy(self) -> nn.Module:
         model = unwrapped(self._model)
