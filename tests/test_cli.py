@@ -59,7 +59,7 @@ def test_every_command_has_help(command: list[str], capfd: pytest.CaptureFixture
         (["train", "digits", "--out", "file/below"], "choose another --out"),
         (["train", "cifar100/preact_resnet18", "data.root=nowhere"], "data.download=true"),
         (["evaluate", "nowhere"], "nowhere is not a run folder"),
-        (["predict", "nowhere", "x.png"], "nowhere has no model.safetensors"),
+        (["predict", "nowhere", "x.png"], "nowhere is not a run folder: it has no config.yaml"),
         (["recipes", "show", "digit"], "did you mean digits?"),
         (["tarin"], "tarin"),
         (["train", "--oot", "x"], "--oot"),

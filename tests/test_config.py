@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pskd.config import Config, OptimConfig, PSKDConfig, differences, resolve, validated
+from pskd.config import OptimConfig, PSKDConfig, differences, resolve, validated
+from pskd.config.classification import ClassificationConfig
 from pskd.errors import PskdError
 
 RECIPE = {"about": "x", "method": "ps_kd", "methods": {"ps_kd": {"alpha": 0.7}}, "epochs": 7, "optim": {"lr": 0.5}}
@@ -68,4 +69,4 @@ def test_the_learning_rate_is_a_function_of_progress() -> None:
 
 
 def test_defaults_are_a_configuration() -> None:
-    assert validated({}) == Config()
+    assert validated({}) == ClassificationConfig()

@@ -121,22 +121,20 @@ def evaluate(
 @app.command(epilog="Example:\n\n  pskd predict runs/mine photo.jpg scans/*.png --json")
 def predict(
     run: RunPath,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files of any size and mode.")],
+    inputs: Annotated[
+        list[str] | None, typer.Argument(metavar="IMAGE...", help="Image files of any size and mode.")
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many classes to show.")] = 5,
     as_json: Json = False,
 ) -> None:
     """Classify images: the likeliest classes and their probabilities."""
     _need_workbench()
-    from pskd.engine.use import Prediction
-    from pskd.engine.use import predict as predict_images
+    from pskd import tasks
 
     broken = 0
-    for item in predict_images(run, images, top):
-        if isinstance(item, Prediction):
-            if as_json:
-                print(json.dumps({"image": str(item.image), "classes": item.classes}))
-            else:
-                print(item.image, *(f"  {share:7.2%}  {name}" for name, share in item.classes), sep="\n")
+    for item in tasks.predict(run, inputs or [], top=top):
+        if not isinstance(item, PskdError):
+            print(json.dumps(item.to_dict()) if as_json else item.text())
         else:
             broken += 1
             print(

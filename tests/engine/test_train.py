@@ -13,9 +13,10 @@ from helpers import metrics_of, small
 from safetensors.torch import load_file
 
 from pskd.engine.loop import train
-from pskd.engine.use import Prediction, evaluate, predict
+from pskd.engine.use import evaluate
 from pskd.errors import PskdError
 from pskd.metrics import functional
+from pskd.tasks.classification import Prediction, predict
 
 METRICS = ("top1_error", "top5_error", "nll", "ece", "aurc", "e_aurc")
 
@@ -110,7 +111,7 @@ def test_predict_goes_on_after_a_broken_image(tmp_path: Path, undisturbed: Calla
         Image.new(mode, (31, 17)).save(tmp_path / f"{mode.replace(';', '')}.tiff")
     (tmp_path / "broken.png").write_bytes(b"not an image")
     images = sorted(tmp_path.iterdir())
-    found = list(predict(undisturbed(), images))
+    found = list(predict(undisturbed(), [str(image) for image in images]))
     assert len(found) == len(modes) + 1
     broken = [item for item in found if isinstance(item, PskdError)]
     assert len(broken) == 1

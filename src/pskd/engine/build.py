@@ -45,6 +45,16 @@ def uses_cpu(device: str) -> bool:
     return False
 
 
+def usable_device(setting: str) -> torch.device:
+    """The run's own device where it is here, else the CPU: a model trained elsewhere can be used anywhere."""
+    try:
+        on_cpu = uses_cpu(setting)
+    except PskdError:
+        on_cpu = True
+    accelerator = None if on_cpu else torch.accelerator.current_accelerator()
+    return accelerator or torch.device("cpu")
+
+
 def optimizer(model: nn.Module, settings: OptimConfig) -> torch.optim.Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if settings.name == "adamw":

@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
 
+from pskd import tasks
 from pskd.checks import ValueChecks
 from pskd.config import Config, flat
 from pskd.engine import build, checkpoint, weights
@@ -30,8 +31,8 @@ from pskd.engine.run import RunFolder
 from pskd.errors import PskdError
 from pskd.memory.snapshot import unwrapped
 from pskd.methods.ps_kd import PSKD
+from pskd.metrics.catalogue import METRICS
 from pskd.tasks.base import Task
-from pskd.tasks.classification import Classification
 
 
 class Interrupted(Exception):
@@ -56,7 +57,7 @@ def train(config: Config | None, out: Path, *, resume: bool = False) -> dict[str
     try:
         if resume and run.result_file.exists():
             return run.result()
-        task = Classification(config)
+        task = tasks.create(config)
         with accelerator(config, out) as devices, kind_errors("writing"):
             return Trainer(config, task, run, devices).fit()
     finally:
@@ -128,7 +129,9 @@ class Trainer:
         progress.start_epoch()
         method.start_epoch(self.epoch)
         self.model.train()
-        plan = self.task.plan(self.epoch, self.group)[self.step :]
+        plan = self.task.plan(self.epoch, self.group)
+        self.counted = sum(step.total for step in plan)  # samples or tokens of the whole epoch
+        plan = plan[self.step :]
         batches = self.task.batches(plan, self.epoch, self.device)
         loss = torch.zeros((), device=self.device)
         for step in plan:
@@ -168,17 +171,15 @@ class Trainer:
         seconds = self.seconds_before + time.monotonic() - self.begun
         speed = progress.speed()
         record: dict[str, Any] = {"epoch": self.epoch + 1}
-        record["train_loss"] = float(self.group.sum(self.loss_sum.cpu())) / self.task.num_samples
+        record["train_loss"] = float(self.group.sum(self.loss_sum.cpu())) / self.counted
         record["lr"] = self.optimizer.param_groups[0]["lr"]
         if isinstance(self.method, PSKD):
             record["alpha_t"] = self.method.alpha_t
-        split = "val" if self.task.has_validation else "test"
+        split, by = "val" if self.task.has_validation else "test", self.task.selects_by
         if (self.epoch + 1) % self.config.eval.every == 0:
             metrics = self.task.evaluate(self.weights, split, self.device, self.group).metrics
             record[split] = metrics
-            if split == "val" and (
-                self.best is None or metrics[self.task.selects_by] < self.best["val"][self.task.selects_by]
-            ):
+            if split == "val" and (self.best is None or METRICS[by].better(metrics[by], self.best["val"][by])):
                 self.best = {"epoch": self.epoch + 1, "val": metrics}
                 if self.group.leader:
                     weights.save(self.weights, self.run.best_model_file, self.task.metadata())

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from pskd.config import Config
+from pskd.metrics.catalogue import METRICS
 from pskd.tasks.base import Task
-
-SHOWN = {"top1_error": "top-1 error {:.2f}%", "nll": "NLL {:.3f}", "ece": "ECE {:.2f}%", "aurc": "AURC {:.2f}"}
 
 
 def epoch_line(record: dict[str, Any], epochs: int, speed: float, unit: str, left: str) -> str:
@@ -25,8 +24,12 @@ def epoch_line(record: dict[str, Any], epochs: int, speed: float, unit: str, lef
         parts.append(f"alpha {record['alpha_t']:.3f}")
     for split in ("val", "test"):
         if split in record:
-            shown = ", ".join(form.format(record[split][name]) for name, form in SHOWN.items() if name in record[split])
-            parts.append(f"{split}: {shown}")
+            shown = [
+                metric.line.format(record[split][name])
+                for name, metric in METRICS.items()
+                if metric.line is not None and name in record[split]
+            ]
+            parts.append(f"{split}: {', '.join(shown)}")
     return " · ".join([*parts, f"{speed:,.0f} {unit}/s", f"{left} left"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from pskd import models
 from pskd.engine.files import to_disk
 from pskd.errors import PskdError
 
@@ -35,15 +35,19 @@ def load(model: nn.Module, path: Path) -> None:
         raise PskdError(f"{path} does not fit this model, or is damaged: {str(error).splitlines()[0]}") from error
 
 
-def restore(run: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The model of a finished run, on the CPU, and what was saved beside its weights."""
+def restore(run: Path, make: Callable[[dict[str, Any]], nn.Module], task: str) -> tuple[nn.Module, dict[str, Any]]:
+    """The model of a finished run of ``task``, on the CPU, and what was saved beside its weights.
+
+    ``make`` builds the model from the latter.
+    """
     path = run / "model.safetensors"
     if not path.is_file():
         raise PskdError(f"{run} has no model.safetensors: it is not a finished run (pskd train --resume finishes one)")
     about = metadata(path)
+    if about.get("task") != task:
+        raise PskdError(f"{run} is a run of {about.get('task')}, not of {task}")
     try:
-        options = dict(about["model"])
-        model = models.create(options.pop("name"), len(about["classes"]), about["view"]["channels"], **options)
+        model = make(about)
     except (KeyError, TypeError) as error:
         raise PskdError(f"{path} does not say what model it holds ({error!r})") from None
     load(model, path)

@@ -38,11 +38,11 @@ def read_recipe(name: str) -> dict[str, Any]:
     return read_yaml(find(name))
 
 
-def laptop_overlay() -> dict[str, Any]:
-    """What `scale=laptop` changes in every recipe."""
+def laptop_overlay(task: str) -> dict[str, Any]:
+    """What `scale=laptop` changes in every recipe of a task."""
     from pskd.config import read_yaml
 
-    return read_yaml(_FOLDER / "laptop.overlay")
+    return dict(read_yaml(_FOLDER / "laptop.overlay").get(task, {}))
 
 
 def listing() -> list[str]:

@@ -22,6 +22,18 @@ class Evaluation(NamedTuple):
     predictions: dict[str, np.ndarray]
 
 
+class Answer(ABC):
+    """A model's answer to one input."""
+
+    @abstractmethod
+    def text(self) -> str:
+        """For people."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """For machines."""
+
+
 class Task(ABC):
     """A data set and what is done with a batch of it."""
 
@@ -30,7 +42,7 @@ class Task(ABC):
     num_samples: int  # rows that a bank needs
     fingerprint: str  # of the training data
     has_validation: bool
-    selects_by: str  # the metric (lower is better) that chooses the best epoch on the validation split
+    selects_by: str  # the metric of `metrics.catalogue` that chooses the best epoch on the validation split
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -46,7 +58,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any, real: int, method: Method) -> Loss:
-        """The mean loss of a batch of which the first ``real`` samples count; none of them: padding, to be ignored."""
+        """The mean loss over what counts in a batch, the plan's ``real``; 0 of it: padding, to be ignored."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module, split: str, device: torch.device, group: Group) -> Evaluation:

@@ -13,18 +13,20 @@ from torch import Tensor, nn
 from pskd import data, models
 from pskd.augment import Augment
 from pskd.augment.mix import Mix
-from pskd.config import Config, CSKDConfig, TFKDConfig
+from pskd.config import CSKDConfig, TFKDConfig
+from pskd.config.classification import ClassificationConfig
 from pskd.data import View
-from pskd.engine import weights
+from pskd.engine import build, weights
 from pskd.engine.distributed import Group
 from pskd.engine.plan import Step, epoch_plan
+from pskd.engine.run import RunFolder
 from pskd.errors import PskdError
 from pskd.memory.snapshot import unwrapped
 from pskd.methods.base import Loss, Method
 from pskd.methods.cs_kd import SameClassPartners
 from pskd.metrics import functional
 from pskd.targets import Labels
-from pskd.tasks.base import Evaluation, Task
+from pskd.tasks.base import Answer, Evaluation, Task
 
 
 class TrainingBatch(NamedTuple):
@@ -43,7 +45,7 @@ class Classification(Task):
     unit = "img"
     selects_by = "top1_error"
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: ClassificationConfig) -> None:
         self.config = config
         settings = config.data
         self.data = data.load(
@@ -137,7 +139,7 @@ class Classification(Task):
             return None
         if settings.teacher is None:
             raise PskdError("method.teacher is missing: name the folder of a finished run (of method=hard, usually)")
-        teacher, about = weights.restore(Path(settings.teacher))
+        teacher, about = restored(Path(settings.teacher))
         if tuple(about["classes"]) != self.data.classes or View.from_dict(about["view"]) != self.data.view:
             raise PskdError(
                 f"method.teacher={settings.teacher} was trained on other classes or images ({len(about['classes'])}"
@@ -152,3 +154,49 @@ class Classification(Task):
             "classes": list(self.data.classes),
             "view": self.data.view.to_dict(),
         }
+
+
+create = Classification
+
+
+def restored(run: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The model of a finished classification run, on the CPU, and what was saved beside its weights."""
+
+    def made(about: dict[str, Any]) -> nn.Module:
+        options = dict(about["model"])
+        return models.create(options.pop("name"), len(about["classes"]), about["view"]["channels"], **options)
+
+    return weights.restore(run, made, "classification")
+
+
+class Prediction(Answer):
+    """The likeliest classes of one image, most likely first, with their probabilities."""
+
+    def __init__(self, image: str, classes: list[tuple[str, float]]) -> None:
+        self.image, self.classes = image, classes
+
+    def text(self) -> str:
+        return "\n".join([self.image, *(f"  {share:7.2%}  {name}" for name, share in self.classes)])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"image": self.image, "classes": self.classes}
+
+
+@torch.no_grad()
+def predict(run: Path, inputs: Sequence[str], top: int = 5, **_: Any) -> Iterator[Prediction | PskdError]:
+    """The ``top`` likeliest classes of each image file."""
+    if not inputs:
+        raise PskdError("which images? for example: pskd predict RUN photo.jpg")
+    model, about = restored(run)
+    classes, view = about["classes"], View.from_dict(about["view"])
+    device = build.usable_device(RunFolder(run).config().train.device)
+    model = model.to(device).eval()
+    for image in inputs:
+        try:
+            pixels = view.open(Path(image))
+        except PskdError as error:
+            yield error
+            continue
+        probabilities = torch.softmax(model(view.normalize(pixels[None].to(device))).float(), 1)[0].cpu()
+        values, which = probabilities.topk(min(top, len(classes)))
+        yield Prediction(image, [(classes[c], p) for c, p in zip(which.tolist(), values.tolist(), strict=True)])

@@ -1,0 +1,37 @@
+"""Every setting with its type and default.
+
+`base.py` and `run.py` hold what all tasks share, `methods.py` the methods' settings, and each task has a module of its
+own. `resolve.py` makes one configuration of a recipe and `key=value` overrides.
+"""
+
+from pskd.config.base import Interval, OptimConfig, Section
+from pskd.config.methods import (
+    METHODS,
+    CSKDConfig,
+    HardConfig,
+    LabelSmoothingConfig,
+    PSKDConfig,
+    TFKDConfig,
+)
+from pskd.config.resolve import TASKS, describe, differences, flat, read_yaml, resolve, validated
+from pskd.config.run import Config
+
+__all__ = [
+    "METHODS",
+    "TASKS",
+    "CSKDConfig",
+    "Config",
+    "HardConfig",
+    "Interval",
+    "LabelSmoothingConfig",
+    "OptimConfig",
+    "PSKDConfig",
+    "Section",
+    "TFKDConfig",
+    "describe",
+    "differences",
+    "flat",
+    "read_yaml",
+    "resolve",
+    "validated",
+]

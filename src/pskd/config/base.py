@@ -1,0 +1,116 @@
+"""The settings that every task has."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataConfig(Section):
+    """What every task's data has; the task's own class adds to it."""
+
+    name: str
+    root: str | None = None
+
+
+class ModelConfig(Section):
+    """`name` is the model's; every other key is an option of that model."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class OptimConfig(Section):
+    """`milestones` and `warmup` are epochs; a number below 1 is a share of all epochs."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: Positive = 0.1
+    momentum: Share = 0.9
+    nesterov: bool = True
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    weight_decay: NotNegative = 5e-4
+    schedule: Literal["multistep", "cosine", "constant"] = "multistep"
+    milestones: tuple[NotNegative, ...] = (0.5, 0.75)
+    gamma: Share = 0.1
+    warmup: NotNegative = 0.0
+
+    def factor(self, progress: float, epochs: int) -> float:
+        """What the learning rate is multiplied by at ``progress`` epochs: a function, so a resume needs no state."""
+        warmup = _epochs(self.warmup, epochs)
+        if progress < warmup:
+            return (progress + 1e-8) / warmup
+        if self.schedule == "cosine":
+            return (1 + math.cos(math.pi * (progress - warmup) / max(1e-8, epochs - warmup))) / 2
+        if self.schedule == "multistep":
+            return self.gamma ** sum(progress >= _epochs(m, epochs) for m in self.milestones)
+        return 1.0
+
+
+class Interval(NamedTuple):
+    number: float
+    unit: str
+
+
+class TrainConfig(Section):
+    """`batch_size` is the samples of one optimizer step over all processes; `accumulate` cuts it into parts.
+
+    `threads` are the CPU threads of a process, by default torch's choice. One is best for tiny models, and on a machine
+    that others use: threads wait for each other in every operation.
+    """
+
+    epochs: Count = 300
+    batch_size: Count = 128
+    seed: Annotated[int, Field(ge=0)] = 0
+    device: str = "auto"
+    threads: Count | None = None
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    accumulate: Count = 1
+    clip_norm: Positive | None = None
+    channels_last: bool = True
+    compile: bool = False
+    save_every: str = "2 minutes"
+    keep_last: Count = 2
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+
+    @field_validator("save_every", mode="before")
+    @classmethod
+    def _save_every(cls, value: Any) -> str:
+        interval = _interval(str(value))
+        return f"{interval.number:g} {interval.unit}"
+
+    @property
+    def save_interval(self) -> Interval:
+        return _interval(self.save_every)
+
+
+class EvalConfig(Section):
+    batch_size: Count = 512
+    every: Count = 1
+    ece_bins: Count = 10
+
+
+def _epochs(value: float, epochs: int) -> float:
+    return value * epochs if value < 1 else value
+
+
+def _interval(text: str) -> Interval:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(epoch|minute|step)?s?\s*", text)
+    if not match or float(match[1]) <= 0:
+        raise ValueError("write a number of epochs, minutes or steps, such as '1 epoch', '10 minutes', '500 steps'")
+    return Interval(float(match[1]), f"{match[2] or 'epoch'}s")

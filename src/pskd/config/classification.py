@@ -1,0 +1,62 @@
+"""The settings of image classification."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pskd.config import base
+from pskd.config.base import Count, NotNegative, Positive, Section, Share
+from pskd.config.run import Config
+
+
+class DataConfig(base.DataConfig):
+    """`name` is digits, cifar10, cifar100, fashion_mnist, imagenet, folder or npz; `root` its folder or file.
+
+    `val_fraction` of the training set becomes the validation split. `image_size` in pixels is for image files.
+    `num_classes` and `per_class` keep the first classes and so many training images of each. `workers` decode files.
+    """
+
+    name: str = "digits"
+    download: bool = False
+    val_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    image_size: Count | None = None
+    num_classes: Annotated[int, Field(ge=2)] | None = None
+    per_class: Count | None = None
+    workers: Annotated[int, Field(ge=0)] = 2
+
+
+class ModelConfig(base.ModelConfig):
+    """`name` is one of `pskd.models.names()`, such as resnet20 or densenet121, or torchvision:NAME or timm:NAME.
+
+    Every other key is an option of that model, such as `model.width=32`.
+    """
+
+    name: str = "resnet8"
+
+
+class AugmentConfig(Section):
+    """`crop=pad` pads by `pad` pixels and cuts the old size; `resized` is ImageNet's random area and ratio.
+
+    `mix` is Cutout with a square `hole`, or CutMix or Mixup with lambda ~ Beta(beta, beta). `mix_probability` is that
+    of mixing a batch, by default 0.5 for CutMix and 1 for the others; with PS-KD and CS-KD each sample is mixed with
+    probability 0.5.
+    """
+
+    crop: Literal["pad", "resized", "none"] = "pad"
+    pad: Annotated[int, Field(ge=0)] = 4
+    flip: bool = True
+    jitter: NotNegative = 0.0
+    lighting: NotNegative = 0.0
+    mix: Literal["none", "cutout", "cutmix", "mixup"] = "none"
+    hole: Count = 8
+    beta: Positive = 1.0
+    mix_probability: Share | None = None
+
+
+class ClassificationConfig(Config):
+    task: Literal["classification"] = "classification"
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    augment: AugmentConfig = AugmentConfig()
