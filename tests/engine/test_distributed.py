@@ -39,7 +39,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_bank_is_one_and_complete(two_processes: Path) -> None:
     newest = Checkpoints(two_processes / "checkpoints", 1).newest(pytest.fail)
     assert newest is not None
-    memory = checkpoint.load(newest, "method")["memory"]
+    memory = checkpoint.load(newest, "method-0")["memory"]
     assert bool((memory["rows"]["labels"] > 0).all())  # every sample was recorded, by whichever process had it
 
 

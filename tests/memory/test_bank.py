@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pskd import PredictionBank
 from pskd.errors import PskdError
+from pskd.memory.bank import top_classes
 
 N, K = 20, 10
 FLOATS = [
@@ -45,6 +46,13 @@ def dense(bank: PredictionBank, index: Tensor) -> Tensor:
     return rest.repeat(1, bank.num_classes).scatter(1, past.classes, past.values)
 
 
+def by_class(values: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The k pairs of each row in the order of their classes: a bank keeps them in none."""
+    assert classes is not None
+    order = classes.argsort(1)
+    return values.gather(1, order), classes.gather(1, order)
+
+
 @pytest.fixture(params=["memory", "file"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     return {"path": tmp_path / "new" / "bank"} if request.param == "file" else {}
@@ -69,20 +77,21 @@ def test_recalls_the_softmax_in_every_type(form: str, dtype: torch.dtype, place:
     assert past.known is not None
     assert past.known.all()
 
+    values = past.values
     # The same rounding, done by hand: of the probabilities, or in a dense row of their ratio to the largest.
     likely = torch.softmax(logits, 1)
     if form == "topk":
-        likely, classes = likely.topk(3, 1)
-        assert past.classes is not None
-        assert torch.equal(past.classes, classes)
+        likely, classes = by_class(*likely.topk(3, 1))
+        values, found = by_class(past.values, past.classes)
+        assert torch.equal(found, classes)
         expected = likely.to(dtype).to(past.values.dtype)
     else:
         expected = (likely / likely.amax(1, keepdim=True)).to(dtype).to(past.values.dtype)
         expected = expected / expected.sum(1, keepdim=True)
         torch.testing.assert_close(past.values.sum(1), torch.ones(6, dtype=past.values.dtype))
-    torch.testing.assert_close(past.values, expected)
+    torch.testing.assert_close(values, expected)
     relative = {torch.float8_e5m2: 0.125, torch.float8_e5m2fnuz: 0.125, torch.float8_e8m0fnu: 0.5}.get(dtype, 0.0625)
-    torch.testing.assert_close(past.values.double(), likely, rtol=2 * relative, atol=0.002)
+    torch.testing.assert_close(values.double(), likely, rtol=2 * relative, atol=0.002)
 
 
 @pytest.mark.parametrize("form", ["dense", "topk"])
@@ -110,7 +119,7 @@ def test_the_smallest_type_that_holds_a_class(num_classes: int) -> None:
     bank.record(torch.arange(4), logits, labels=labels)
     past = bank.recall(torch.arange(4), labels=labels)
     assert past.classes is not None
-    assert torch.equal(past.classes, tops)
+    assert torch.equal(past.classes.sort(1).values, tops.sort(1).values)
     with pytest.raises(PskdError, match="index: 4 samples had another label"):
         bank.recall(torch.arange(4), labels=(labels + 1) % num_classes)
     class_bytes = 1 if num_classes <= 256 else 2 if num_classes <= 65536 else 4
@@ -162,11 +171,12 @@ def test_of_an_index_that_stands_twice_the_last_is_kept(form: str) -> None:
         rows, positions = torch.tensor(list(last)), list(last.values())
         past = bank.recall(rows, labels=labels[positions])
         expected = torch.softmax(logits[positions], 1)
+        values = past.values
         if form == "topk":
-            expected, classes = expected.topk(3, 1)
-            assert past.classes is not None
-            assert torch.equal(past.classes, classes)
-        torch.testing.assert_close(past.values, expected)
+            expected, classes = by_class(*expected.topk(3, 1))
+            values, found = by_class(past.values, past.classes)
+            assert torch.equal(found, classes)
+        torch.testing.assert_close(values, expected)
         # Before that, all of its places read the one old row.
         for row in index.unique():
             same = before.values[index == row]
@@ -378,3 +388,83 @@ def test_an_index_out_of_range_is_named_and_writes_nothing() -> None:
 def test_a_key_that_does_not_fit_is_named(index: Tensor, shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(PskdError, match=re.escape(message)):
         PredictionBank(N, K).check(index, torch.zeros(shape))
+
+
+@pytest.mark.parametrize("num_classes", [10, 200, 1000, 70_000])
+@pytest.mark.parametrize("k", [1, 5, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_selection_finds_the_largest(num_classes: int, k: int, dtype: torch.dtype) -> None:
+    likely = torch.softmax(4 * logits_of(7, num_classes), 1).to(dtype)
+    chosen = top_classes(likely, k)
+    assert torch.equal(chosen.sort(1).values, likely.topk(k, 1).indices.sort(1).values)
+
+
+def test_the_selection_is_of_different_classes_where_values_are_equal() -> None:
+    for values in (torch.zeros(3, 1000), torch.ones(3, 1000)):
+        assert all(len(row.unique()) == 32 for row in top_classes(values, 32))
+
+
+def test_a_row_that_is_not_finite_is_not_kept() -> None:
+    bank = PredictionBank(N, K)
+    good, bad = logits_of(4, K), logits_of(4, K, seed=1)
+    bank.record(torch.arange(4), good)
+    bad[1, 3], bad[2, 0] = float("nan"), float("inf")
+    bad[3, 5] = -float("inf")  # a probability of 0
+    bank.record(torch.arange(4), bad)
+    values = bank.recall(torch.arange(4)).values
+    expected = torch.stack([bad[0], good[1], good[2], bad[3]]).softmax(1)
+    torch.testing.assert_close(values, expected.float(), rtol=2e-3, atol=1e-4)
+
+
+HOSTS = [(1, 1), (1, 3), (3, 1), (3, 2), (2, 2), (25, 4)]
+
+
+def filled(hosts: int, form: str = "topk") -> list[PredictionBank]:
+    """The banks of all hosts, every row written; N = 20 samples, so that some of 25 hosts have none."""
+    banks = [PredictionBank(N, K, form=form, k=3, host=host, hosts=hosts) for host in range(hosts)]
+    for host, bank in enumerate(banks):
+        own = torch.tensor(range(host, N, hosts), dtype=torch.int64)
+        bank.record(own, logits_of(N, K)[own], labels=own % K)
+    return banks
+
+
+@pytest.mark.parametrize("form", ["dense", "topk"])
+@pytest.mark.parametrize(("before", "after"), HOSTS)
+def test_shards_are_loaded_by_any_number_of_hosts(before: int, after: int, form: str) -> None:
+    whole = dense(filled(1, form)[0], torch.arange(N))
+    states = [bank.state_dict() for bank in filled(before, form)]
+    for host in range(after):
+        bank = PredictionBank(N, K, form=form, k=3, host=host, hosts=after)
+        for state in states:
+            bank.load_state_dict(state)
+        own = torch.arange(host, N, after)
+        assert torch.equal(dense(bank, own), whole[own])
+        assert bank.recall(own, labels=own % K).known is None
+
+
+def test_a_host_holds_its_own_samples_only() -> None:
+    bank = PredictionBank(N, K, host=1, hosts=3)
+    assert bank.nbytes == (len(range(1, N, 3)) + 1) * (K * 2 + 2)
+    with pytest.raises(PskdError, match=r"index: 2 belong to another host; here are those with index % 3 == 1"):
+        bank.recall(torch.tensor([1, 2, 4, 6]))
+    with pytest.raises(PskdError, match=r"index: 1 lie outside 0\.\.19"):
+        bank.recall(torch.tensor([1, 22]))
+    padding = torch.tensor([True, False])
+    bank.record(torch.tensor([4, 0]), logits_of(2, K), take=padding)
+    known = bank.recall(torch.tensor([4, 0]), take=padding).known
+    assert known is not None
+    assert known[0]
+
+
+@pytest.mark.parametrize("damage", ["rows", "type", "column"])
+def test_rows_of_another_shape_are_refused(damage: str) -> None:
+    state = filled(1)[0].state_dict()
+    rows = dict(state["rows"])
+    if damage == "rows":
+        rows["values"] = rows["values"][:-1]
+    elif damage == "type":
+        rows["values"] = rows["values"].int()
+    else:
+        del rows["classes"]
+    with pytest.raises(PskdError, match=r"rows: the stored bank has .* it is damaged"):
+        PredictionBank(N, K, form="topk", k=3).load_state_dict({**state, "rows": rows})

@@ -71,7 +71,8 @@ class TrainConfig(Section):
     """`batch_size` is the samples of one optimizer step over all processes; `accumulate` cuts it into parts.
 
     `threads` are the CPU threads of a process, by default torch's choice. One is best for tiny models, and on a machine
-    that others use: threads wait for each other in every operation.
+    that others use: threads wait for each other in every operation. `save_every` is a number of epochs, minutes or
+    steps between checkpoints; `auto` is 2 minutes, or longer where checkpoints would take over 1% of the time.
     """
 
     epochs: Count = 300
@@ -84,19 +85,21 @@ class TrainConfig(Section):
     clip_norm: Positive | None = None
     channels_last: bool = True
     compile: bool = False
-    save_every: str = "2 minutes"
+    save_every: str = "auto"
     keep_last: Count = 2
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
 
     @field_validator("save_every", mode="before")
     @classmethod
     def _save_every(cls, value: Any) -> str:
+        if value == "auto":
+            return "auto"
         interval = _interval(str(value))
         return f"{interval.number:g} {interval.unit}"
 
     @property
     def save_interval(self) -> Interval:
-        return _interval(self.save_every)
+        return _interval("2 minutes" if self.save_every == "auto" else self.save_every)
 
 
 class EvalConfig(Section):
@@ -112,5 +115,5 @@ def _epochs(value: float, epochs: int) -> float:
 def _interval(text: str) -> Interval:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(epoch|minute|step)?s?\s*", text)
     if not match or float(match[1]) <= 0:
-        raise ValueError("write a number of epochs, minutes or steps, such as '1 epoch', '10 minutes', '500 steps'")
+        raise ValueError("write auto, '1 epoch', '10 minutes', '500 steps' or another number of them")
     return Interval(float(match[1]), f"{match[2] or 'epoch'}s")

@@ -90,9 +90,9 @@ def method(config: Config, task: Task, model: nn.Module, steps_per_epoch: int, f
         form = settings.form
         if form == "auto":
             form = "dense" if task.num_classes <= DENSE_UP_TO else "topk"
-        path = settings.path or (folder / "bank.scratch" if group.active else None)
+        path = settings.path or (folder / f"bank-{group.host}.scratch" if group.local_world > 1 else None)
         if path is not None:
-            if group.local_rank == 0:
+            if group.host_leader:
                 Path(path).unlink(missing_ok=True)  # rows of an earlier process are not ours
             group.barrier()
         memory = PredictionBank(
@@ -103,5 +103,10 @@ def method(config: Config, task: Task, model: nn.Module, steps_per_epoch: int, f
             dtype=getattr(torch, settings.dtype),
             path=path,
             fingerprint=task.fingerprint,
+            host=group.host,
+            hosts=group.hosts,
         )
+        group.barrier()
+        if path is not None and group.host_leader and group.local_world > 1:
+            Path(path).unlink(missing_ok=True)  # all have it open: nothing is left behind, however this ends
     return PSKD(config.train.epochs, settings.alpha, settings.schedule, memory=memory)

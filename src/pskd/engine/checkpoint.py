@@ -9,46 +9,50 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
+from pskd.engine.distributed import Group
 from pskd.engine.files import to_disk, write_json
 from pskd.errors import PskdError
 
 _MANIFEST = "manifest.json"
 _WRITING = ".writing-"
+_SUMS = "checksums-"
 
 
 class Checkpoints:
     """The checkpoints of one run, newest last.
 
-    ``barrier`` makes the processes of a run wait for each other: each writes its own parts, the leader completes.
+    Each process of the run writes parts of its own and takes a share of the checking; the leader completes.
     """
 
-    def __init__(
-        self, folder: Path, keep_last: int, *, leader: bool = True, barrier: Callable[[], None] = lambda: None
-    ):
-        self.folder, self.keep_last, self.leader, self.barrier = folder, keep_last, leader, barrier
+    def __init__(self, folder: Path, keep_last: int, group: Group | None = None) -> None:
+        self.folder, self.keep_last, self.group = folder, keep_last, group or Group()
 
     def save(self, step: int, parts: Mapping[str, Any]) -> Path:
         """Write this process's parts of the checkpoint of ``step``; it counts once all are on disk."""
         writing, final = self.folder / f"{_WRITING}{step:09d}", self.folder / f"{step:09d}"
-        if self.leader:
+        leader, barrier = self.group.leader, self.group.barrier
+        if leader:
             self.folder.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(writing, ignore_errors=True)
             writing.mkdir()
-        self.barrier()
+        barrier()
         try:
-            for name, part in parts.items():
-                _write(part, writing / f"{name}.pt")
-            self.barrier()
-            if self.leader:
-                files = {file.name: _checksum(file) for file in sorted(writing.iterdir())}
+            # Each process leaves the checksums of its own files, so that no byte is read back or sent to the leader.
+            sums = {f"{name}.pt": _write(part, writing / f"{name}.pt") for name, part in parts.items()}
+            write_json(writing / f"{_SUMS}{self.group.rank}", sums)
+            barrier()
+            if leader:
+                files: dict[str, str] = {}
+                for own in sorted(writing.glob(f"{_SUMS}*")):
+                    files |= json.loads(own.read_text())
+                    own.unlink()
                 write_json(writing / _MANIFEST, {"step": step, "files": files})
                 shutil.rmtree(final, ignore_errors=True)
                 writing.rename(final)
@@ -56,10 +60,10 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(writing, ignore_errors=True)
             raise
-        if self.leader:
+        if leader:
             for old in self.steps()[: -self.keep_last]:
                 shutil.rmtree(self.folder / f"{old:09d}", ignore_errors=True)
-        self.barrier()
+        barrier()
         return final
 
     def steps(self) -> list[int]:
@@ -68,12 +72,32 @@ class Checkpoints:
 
     def newest(self, report: Callable[[str], None]) -> Path | None:
         """The newest checkpoint whose every byte is as it was written; a damaged one is reported and passed over."""
-        for step in reversed(self.steps()):
+        steps = self.steps()
+        while True:
+            # The leader's list counts: another host may see the folder a little later.
+            step = self.group.maximum(steps.pop() if self.group.leader and steps else -1)
+            if step < 0:
+                return None
             folder = self.folder / f"{step:09d}"
-            if (damage := _damage(folder)) is None:
+            names, bad = self._check(folder)
+            if bad < 0:
                 return folder
-            report(f"checkpoint {folder} is damaged ({damage}); using the one before")
-        return None
+            report(f"checkpoint {folder} is damaged ({names[bad]} was changed); using the one before")
+
+    def _check(self, folder: Path) -> tuple[list[str], int]:
+        """The files of a checkpoint, and which of them is not as it was written, -1 if all are; shared by processes."""
+        names, bad = [_MANIFEST], -1
+        try:
+            files = json.loads((folder / _MANIFEST).read_text())["files"]
+            names += files
+            for position in range(1 + self.group.rank, len(names), self.group.world):
+                name = names[position]
+                if Path(name).name != name or _checksum(folder / name) != files[name]:
+                    bad = position
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            missing = Path(str(getattr(error, "filename", None))).name
+            bad = names.index(missing) if missing in names else 0
+        return names, self.group.maximum(bad)
 
     def clean(self) -> None:
         """Remove what a killed process left half-written."""
@@ -81,12 +105,29 @@ class Checkpoints:
             shutil.rmtree(child, ignore_errors=True)
 
 
-def _write(part: Any, path: Path) -> None:
+class _Hashing:
+    """A file that sums up what is written to it: all of it that torch.save needs."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.sum = file, hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.sum.update(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def _write(part: Any, path: Path) -> str:
+    """Write a part of a checkpoint and wait until it is on the disk; returns its checksum."""
     try:
         with path.open("wb") as file:
-            torch.save(part, file)
+            hashing = _Hashing(file)
+            torch.save(part, cast(IO[bytes], hashing))
             file.flush()
             os.fsync(file.fileno())
+            return hashing.sum.hexdigest()
     except (OSError, RuntimeError) as error:
         # When the disk is full, torch's writer fails once more while it closes.
         cause = error if isinstance(error, OSError) else error.__context__
@@ -96,23 +137,18 @@ def _write(part: Any, path: Path) -> None:
         raise
 
 
-def load(folder: Path, name: str) -> Any:
-    """One part of a checkpoint, on the CPU."""
+def load(folder: Path, name: str, *, mapped: bool = False) -> Any:
+    """One part of a checkpoint, on the CPU; ``mapped`` tensors are read when they are used, and are to be copied."""
     try:
-        return torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise PskdError(f"{folder / name}.pt cannot be read ({str(error).splitlines()[0]}): remove {folder}") from error
+        return torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True, mmap=mapped)
+    except Exception as error:  # whatever a hostile file makes of the reader
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise PskdError(f"{folder / name}.pt cannot be read ({why}): remove {folder}") from error
 
 
-def _damage(folder: Path) -> str | None:
-    try:
-        files = json.loads((folder / _MANIFEST).read_text())["files"]
-        for name, checksum in files.items():
-            if Path(name).name != name or _checksum(folder / name) != checksum:
-                return f"{name} was changed"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return str(error) or type(error).__name__
-    return None
+def shards(folder: Path, name: str) -> list[Any]:
+    """The parts ``name-0``, ``name-1``, ... of a checkpoint, mapped."""
+    return [load(folder, file.stem, mapped=True) for file in sorted(folder.glob(f"{name}-*.pt"))]
 
 
 def _checksum(path: Path) -> str:

@@ -9,12 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pskd.engine.plan import Begun
+
 CONTINUE, SAVE, STOP = 0, 1, 2
 
 
 class Group:
     """The processes of this run; with one process everything here is a no-op.
 
+    A host is what torchrun calls a node: ``host`` of ``hosts``, with this process ``local_rank`` of ``local_world``.
     Its own gloo group carries decisions between CPUs, so that no accelerator has to wait for them.
     """
 
@@ -22,13 +25,30 @@ class Group:
         self.active = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.world = dist.get_world_size() if self.active else 1
         self.rank = dist.get_rank() if self.active else 0
-        self.local_rank = int(os.environ.get("LOCAL_RANK", "0")) if self.active else 0
+        self.host, self.hosts = self._environment("GROUP_RANK", 0), self._environment("GROUP_WORLD_SIZE", 1)
+        self.local_rank, self.local_world = self._environment("LOCAL_RANK", self.rank), self.world
+        if self.hosts > 1:
+            self.local_world = self._environment("LOCAL_WORLD_SIZE", 1)
+        self.begun: tuple[Begun, ...] = ()  # how the current epoch was begun on other numbers of hosts
         self._gloo: Any = dist.new_group(backend="gloo") if self.active else None
         self._pending: tuple[dist.Work | None, Tensor] | None = None
+
+    def _environment(self, name: str, otherwise: int) -> int:
+        return int(os.environ.get(name, otherwise)) if self.active else otherwise
 
     @property
     def leader(self) -> bool:
         return self.rank == 0
+
+    @property
+    def host_leader(self) -> bool:
+        """The first process of its host."""
+        return self.local_rank == 0
+
+    @property
+    def place(self) -> dict[str, int]:
+        """Where this process stands, as ``epoch_plan`` wants it."""
+        return {"rank": self.local_rank, "world": self.local_world, "host": self.host, "hosts": self.hosts}
 
     def barrier(self) -> None:
         if self.active:
@@ -58,6 +78,13 @@ class Group:
         if self.active:
             dist.all_reduce(value, group=self._gloo)
         return value
+
+    def maximum(self, value: int) -> int:
+        """The largest of all processes' numbers."""
+        numbers = torch.tensor([value])
+        if self.active:
+            dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._gloo)
+        return int(numbers)
 
     def copy_buffers(self, model: nn.Module) -> None:
         """Give every process the leader's buffers: batch statistics are each process's own after a step."""

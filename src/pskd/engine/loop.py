@@ -25,6 +25,7 @@ from pskd.engine import build, checkpoint, weights
 from pskd.engine.checkpoint import Checkpoints
 from pskd.engine.distributed import CONTINUE, SAVE, STOP, Group
 from pskd.engine.files import kind_errors, write_atomic, write_json
+from pskd.engine.plan import Begun
 from pskd.engine.progress import Progress
 from pskd.engine.record import epoch_line, provenance
 from pskd.engine.run import RunFolder
@@ -33,6 +34,8 @@ from pskd.memory.snapshot import unwrapped
 from pskd.methods.ps_kd import PSKD
 from pskd.metrics.catalogue import METRICS
 from pskd.tasks.base import Task
+
+CHECKPOINT_SHARE = 0.01  # of the training time, at most, with save_every=auto
 
 
 class Interrupted(Exception):
@@ -84,16 +87,14 @@ class Trainer:
         calls = self.steps_per_epoch * self.settings.accumulate
         self.method = build.method(config, task, model, calls, run.path, self.group)
         torch.manual_seed(self.settings.seed + 1 + self.group.rank)  # each process drops out other units
-        self.checkpoints = Checkpoints(
-            run.checkpoints, self.settings.keep_last, leader=self.group.leader, barrier=self.group.barrier
-        )
+        self.checkpoints = Checkpoints(run.checkpoints, self.settings.keep_last, self.group)
         # Where the run is: `step` optimizer steps of `epoch` are done, with this sum of losses so far.
         self.epoch = self.step = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.best: dict[str, Any] | None = None
         self.epoch_seconds: list[float] = []
         self.seconds_before = 0.0  # spent in this epoch by the processes before this one
-        self.saved_at = time.monotonic()
+        self.saved_at, self.save_seconds = time.monotonic(), 0.0  # when a checkpoint was written, and how long it took
         self.checks = ValueChecks()
 
     @property
@@ -185,7 +186,7 @@ class Trainer:
                     weights.save(self.weights, self.run.best_model_file, self.task.metadata())
         record["seconds"] = seconds
         self.epoch_seconds.append(seconds)
-        self.epoch, self.step, self.seconds_before = self.epoch + 1, 0, 0.0
+        self.epoch, self.step, self.seconds_before, self.group.begun = self.epoch + 1, 0, 0.0, ()
         self.loss_sum.zero_()
         if self.group.leader:
             self.run.append_metrics(record)
@@ -219,49 +220,70 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of this very moment."""
+        begun, group = time.monotonic(), self.group
         here: dict[str, Any] = {
             "epoch": self.epoch,
             "step": self.step,
             "best": self.best,
             "epoch_seconds": self.epoch_seconds,
+            "world": group.world,
+            "begun": [list(stretch) for stretch in (*group.begun, Begun(self.step, group.hosts))],
         }
         here["seconds"] = self.seconds_before + (time.monotonic() - self.begun if self.step else 0.0)
         own: dict[str, Any] = {"loss_sum": self.loss_sum, "rng": torch.get_rng_state()}
         if self.device.type == "cuda":
             own["cuda_rng"] = torch.cuda.get_rng_state(self.device)
-        parts: dict[str, Any] = {f"process-{self.group.rank}": own}
-        if self.group.leader:
+        parts: dict[str, Any] = {f"process-{group.rank}": own}
+        if group.host_leader and group.host < self.method.shards:
+            parts[f"method-{group.host}"] = self.method.state_dict()
+        if group.leader:
             parts["progress"] = here
             parts["model"] = self.weights.state_dict()
             parts["optimizer"] = self.optimizer.state_dict()
-            parts["method"] = self.method.state_dict()
             if self.accelerator.scaler is not None:
                 parts["scaler"] = self.accelerator.scaler.state_dict()
         self.checkpoints.save(self.epoch * self.steps_per_epoch + self.step, parts)
         self.saved_at = time.monotonic()
+        self.save_seconds = self.saved_at - begun
 
     def load(self, folder: Path) -> None:
-        """Continue as if the process that wrote this checkpoint had never stopped."""
-        here = checkpoint.load(folder, "progress")
+        """Continue as if the processes that wrote this checkpoint had never stopped; there may be more or fewer now."""
+        try:
+            self._load(folder)
+        except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise PskdError(f"checkpoint {folder} does not fit this run ({why}): remove it") from error
+        self.group.barrier()
+
+    def _load(self, folder: Path) -> None:
+        group, here = self.group, checkpoint.load(folder, "progress")
         self.epoch, self.step, self.best = here["epoch"], here["step"], here["best"]
         self.epoch_seconds, self.seconds_before = here["epoch_seconds"], here["seconds"]
         self.weights.load_state_dict(checkpoint.load(folder, "model"))
         self.optimizer.load_state_dict(checkpoint.load(folder, "optimizer"))
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(checkpoint.load(folder, "scaler"))
-        self.method.load_state_dict(checkpoint.load(folder, "method"))
-        if (folder / f"process-{self.group.rank}.pt").exists():
-            own = checkpoint.load(folder, f"process-{self.group.rank}")
+        for shard in checkpoint.shards(folder, "method"):
+            self.method.load_state_dict(shard)
+        begun = tuple(Begun(*stretch) for stretch in here["begun"]) if self.step else ()
+        # The last stretch goes on where the number of hosts is the same.
+        group.begun = begun[:-1] if begun and begun[-1].hosts == group.hosts else begun
+        if here["world"] == group.world:
+            own = checkpoint.load(folder, f"process-{group.rank}")
             self.loss_sum.copy_(own["loss_sum"])
             torch.set_rng_state(own["rng"])
             if "cuda_rng" in own:
                 torch.cuda.set_rng_state(own["cuda_rng"], self.device)
-        self.group.barrier()
+        elif group.leader:
+            self.loss_sum.copy_(sum(own["loss_sum"] for own in checkpoint.shards(folder, "process")))
 
     def save_is_due(self, *, epoch_ends: bool = False) -> bool:
         number, unit = self.settings.save_interval
         if unit == "minutes":
-            return time.monotonic() - self.saved_at >= 60 * number
+            wait = 60 * number
+            if self.settings.save_every == "auto":
+                wait = max(wait, self.save_seconds / CHECKPOINT_SHARE)
+            return time.monotonic() - self.saved_at >= wait
         if unit == "steps":
             done = self.epoch * self.steps_per_epoch + self.step
             return done % max(1, round(number)) == 0

@@ -1,7 +1,13 @@
-"""The order of the data: a pure function of (seed, epoch), so a resume needs no state of any loader."""
+"""The order of the data: a pure function of (seed, epoch), so a resume needs no state of any loader.
+
+A host is what torchrun calls a node. Sample i belongs to host i % hosts for good, so its row in a bank never travels;
+each host shuffles its own samples among its processes. On one host this is the plain global shuffle.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,27 +22,70 @@ class Step(NamedTuple):
     total: int
 
 
+class Begun(NamedTuple):
+    """A stretch of the epoch that lies behind: it ended before step ``until`` and ran on ``hosts`` hosts."""
+
+    until: int
+    hosts: int
+
+
 def epoch_plan(
-    num_samples: int, batch_size: int, accumulate: int, seed: int, epoch: int, *, rank: int = 0, world: int = 1
+    num_samples: int,
+    batch_size: int,
+    accumulate: int,
+    seed: int,
+    epoch: int,
+    *,
+    rank: int = 0,
+    world: int = 1,
+    host: int = 0,
+    hosts: int = 1,
+    begun: Sequence[Begun] = (),
 ) -> list[Step]:
     """All steps of an epoch. Every process takes the same number of steps and parts, every sample counts once.
 
-    A lone last sample joins the batch before it: batch normalisation cannot train on one.
+    ``rank`` of ``world`` is this process's place on its host. A lone last sample joins the batch before it: batch
+    normalisation cannot train on one. Steps that were ``begun`` on another number of hosts are behind us and empty
+    here; what they left is dealt to the hosts of today.
     """
-    order = shuffled(num_samples, seed, epoch)
-    starts = list(range(0, num_samples, batch_size))
-    if len(starts) > 1 and num_samples - starts[-1] == 1:
-        starts.pop()
-    steps = []
-    for start, end in zip(starts, [*starts[1:], num_samples], strict=True):
-        batch = order[start:end]
-        shares = [part[rank::world] for part in batch.tensor_split(accumulate)]
-        parts = tuple(share if len(share) else batch[:1] for share in shares)
-        steps.append(Step(parts, tuple(len(share) for share in shares), len(batch)))
+    edges = list(range(0, num_samples, batch_size))
+    if len(edges) > 1 and num_samples - edges[-1] == 1:
+        edges.pop()
+    edges.append(num_samples)
+    left, behind = torch.arange(num_samples), 0
+    for stretch in begun:
+        orders = [_own(left, seed, epoch, each, stretch.hosts) for each in range(stretch.hosts)]
+        left = torch.cat([order[_cut(len(order), edges, behind, stretch.until) :] for order in orders]).sort().values
+        behind = stretch.until
+    order = _own(left, seed, epoch, host, hosts)
+    counts = Counter(torch.bincount(left % hosts, minlength=hosts).tolist())
+    padding = torch.tensor([min(host, num_samples - 1)])
+    steps = [Step((padding,) * accumulate, (0,) * accumulate, 0)] * behind
+    for step in range(behind, len(edges) - 1):
+        start, end = _cut(len(order), edges, behind, step), _cut(len(order), edges, behind, step + 1)
+        total = sum(
+            many * (_cut(count, edges, behind, step + 1) - _cut(count, edges, behind, step))
+            for count, many in counts.items()
+        )
+        shares = [part[rank::world] for part in order[start:end].tensor_split(accumulate)]
+        parts = tuple(share if len(share) else padding for share in shares)
+        steps.append(Step(parts, tuple(len(share) for share in shares), total))
     return steps
 
 
-def shuffled(count: int, seed: int, epoch: int) -> Tensor:
-    """0..count-1 in the random order of this epoch."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+def shuffled(count: int, seed: int, epoch: int, host: int = 0) -> Tensor:
+    """0..count-1 in the random order of this epoch on this host."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch + host * 0x9E3779B97F4A7C15) % 2**63)
     return torch.randperm(count, generator=generator)
+
+
+def _own(left: Tensor, seed: int, epoch: int, host: int, hosts: int) -> Tensor:
+    """This host's samples of those that are left, in the order of the epoch."""
+    own = left[left % hosts == host]
+    return own[shuffled(len(own), seed, epoch, host)]
+
+
+def _cut(count: int, edges: Sequence[int], behind: int, step: int) -> int:
+    """Where step ``step`` begins in ``count`` samples that are spread over the steps from ``behind`` on."""
+    first, last = edges[behind], edges[-1]
+    return count * (edges[step] - first) // (last - first)

@@ -20,6 +20,7 @@ from pskd.targets import Past, wide
 
 FORMS = ("dense", "topk")
 _UNLABELLED = -1
+_PACK_FROM = 200  # classes
 # Rows are moved as plain integers of their size, since not every operation knows every floating type.
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -37,6 +38,8 @@ class PredictionBank(Memory):
             then shares it; ``state_dict`` is what survives.
         device: where rows held in memory live.
         fingerprint: identity of the data set (``Indexed(dataset).fingerprint``); a state filled for another is refused.
+        host, hosts: this bank holds the samples i with ``i % hosts == host`` only, so that each of several machines
+            keeps the rows of the samples that it trains on.
 
     Bytes per sample: ``num_classes * itemsize``, or ``k * (itemsize + 1, 2 or 4)``; plus 2 or 4 for the label.
     """
@@ -53,6 +56,8 @@ class PredictionBank(Memory):
         path: str | Path | None = None,
         device: str | torch.device = "cpu",
         fingerprint: str | None = None,
+        host: int = 0,
+        hosts: int = 1,
     ) -> None:
         if form not in FORMS:
             raise PskdError(f"form is {form!r}; allowed are {', '.join(FORMS)}")
@@ -63,7 +68,11 @@ class PredictionBank(Memory):
             raise PskdError(f"dtype must be a floating type, got {dtype}")
         if path is not None and torch.device(device).type != "cpu":
             raise PskdError(f"path: a mapped file lives on the cpu, not on device {device}; give one of the two")
+        if not 0 <= host < hosts:
+            raise PskdError(f"host must lie in 0..hosts - 1, got host={host}, hosts={hosts}")
         self.num_samples, self.num_classes, self.dtype, self.fingerprint = num_samples, num_classes, dtype, fingerprint
+        self.host, self.shards = host, hosts
+        self._own = len(range(host, num_samples, hosts))
         self.form = "dense" if k >= num_classes else form
         self.k = num_classes if self.form == "dense" else k
 
@@ -75,7 +84,7 @@ class PredictionBank(Memory):
             class_type = torch.uint8 if num_classes <= 256 else torch.int16 if num_classes <= 65536 else torch.int32
             columns["classes"] = (k, class_type)
         columns["labels"] = (1, torch.int16 if num_classes < 2**15 else torch.int32)
-        self._storage = Storage(num_samples + 1, columns, path=path, device=torch.device(device))
+        self._storage = Storage(self._own + 1, columns, path=path, device=torch.device(device))
         self._used = False
         self._checks = ValueChecks()
         self._arriving: tuple[torch.Event, tuple[Tensor, Tensor | None, dict[str, Tensor]]] | None = None
@@ -123,12 +132,14 @@ class PredictionBank(Memory):
         if likely.ndim > 2:
             likely = likely.movedim(1, -1).reshape(-1, self.num_classes)
         # In proportion to the softmax, the largest 1: so no type is too small for a row, and dense ones are done.
-        likely = (likely - likely.amax(1, keepdim=True)).exp_()
+        largest = likely.amax(1, keepdim=True)
+        take = self._finite(largest, take)
+        likely = (likely - largest).exp_()
         columns = {}
         if self.form == "topk":
             mass = likely.sum(1, keepdim=True)
-            likely, columns["classes"] = likely.topk(self.k, 1)
-            likely /= mass
+            columns["classes"] = top_classes(likely, self.k)
+            likely = likely.gather(1, columns["classes"]) / mass
         columns["values"] = likely.to(self.dtype).view(_RAW[self.dtype.itemsize])
         columns["labels"] = (
             torch.full_like(likely[:, :1], _UNLABELLED) if labels is None else labels.long().reshape(-1, 1) + 1
@@ -144,6 +155,13 @@ class PredictionBank(Memory):
         event.record()
         self._arriving = event, (index, kept, columns)
 
+    def _finite(self, largest: Tensor, take: Tensor | None) -> Tensor | None:
+        """``take`` without the rows whose logits are not finite: a bad step must not spoil the next epoch."""
+        finite = torch.isfinite(largest.flatten())
+        if finite.device.type == "cpu" and bool(finite.all()):
+            return take
+        return finite if take is None else sent(take, finite.device).flatten() & finite
+
     def clear(self) -> None:
         """Forget every row."""
         self._arriving = None
@@ -152,11 +170,13 @@ class PredictionBank(Memory):
         self._used = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows and what they were made for; the tensors are views, so save them before the next step."""
+        """This host's rows and what they were made for; the tensors are views, so save them before the next step."""
         self._settle()
-        return {**self._description(), "rows": self._storage.rows(self.num_samples)}
+        rows = self._storage.rows(self._own)
+        return {**self._description(), "host": self.host, "hosts": self.shards, "rows": rows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take those rows of a state that belong here: what several hosts saved is loaded shard by shard."""
         for name, here in self._description().items():
             there = state.get(name)
             if there != here and not (name == "fingerprint" and None in (there, here)):
@@ -164,7 +184,25 @@ class PredictionBank(Memory):
                 raise PskdError(f"{name}: the stored bank was filled for {what} ({there!r}, here {here!r})")
         self._arriving = None
         self._used = True
-        self._storage.load(state["rows"])
+        rows, host, hosts = state["rows"], state.get("host", 0), state.get("hosts", 1)
+        count = len(range(host, self.num_samples, hosts))
+        self._check_rows(rows, count)
+        if (host, hosts) == (self.host, self.shards):
+            self._storage.load(rows)
+            return
+        samples = torch.arange(count) * hosts + host
+        here = torch.nonzero(samples % self.shards == self.host).flatten()
+        self._storage.write(
+            (samples[here] // self.shards).to(self.device),
+            {name: part[here].to(self.device) for name, part in rows.items()},
+        )
+
+    def _check_rows(self, rows: Any, count: int) -> None:
+        """What is read back has the columns of this bank, ``count`` rows of each, or it is refused."""
+        wanted = {name: (count, *column.shape[1:], column.dtype) for name, column in self._storage.rows(0).items()}
+        found = {name: (*part.shape, part.dtype) for name, part in rows.items()}
+        if found != wanted:
+            raise PskdError(f"rows: the stored bank has {found}, here {wanted} are needed; it is damaged")
 
     def _description(self) -> dict[str, Any]:
         return {
@@ -179,16 +217,25 @@ class PredictionBank(Memory):
     def _rows(self, key: Tensor, take: Tensor | None) -> Tensor:
         """The rows of the samples ``key``, flat and on the bank's device; an index out of range means the spare row."""
         index = key.to(self.device, torch.int64).flatten()
-        if (wrong := outside(index, self.num_samples)) is None:
-            return index
-        self._checks.require_none(
-            wrong if take is None else sent(wrong, take.device) & take.flatten(),
-            lambda count: (
-                f"index: {count} lie outside 0..{self.num_samples - 1}; the bank's num_samples is too small,"
-                " or this is not the data set it was made for"
-            ),
-        )
-        return torch.where(wrong, self.num_samples, index)
+        if (wrong := outside(index, self.num_samples)) is not None:
+            self._refuse(
+                wrong,
+                take,
+                f"lie outside 0..{self.num_samples - 1}; the bank's num_samples is too small,"
+                " or this is not the data set it was made for",
+            )
+            index = torch.where(wrong, self.host, index)
+        if self.shards > 1:
+            foreign = index % self.shards != self.host
+            here = f"index % {self.shards} == {self.host}"
+            self._refuse(foreign, take, f"belong to another host; here are those with {here}")
+            wrong = foreign if wrong is None else wrong | foreign
+            index = index // self.shards
+        return index if wrong is None else torch.where(wrong, self._own, index)
+
+    def _refuse(self, wrong: Tensor, take: Tensor | None, why: str) -> None:
+        taken = wrong if take is None else sent(wrong, take.device) & take.flatten()
+        self._checks.require_none(taken, lambda count: f"index: {count} {why}")
 
     def _known(self, column: Tensor, labels: Tensor | None, take: Tensor | None) -> Tensor | None:
         """Which samples have a row, None meaning all; a row that was written for another class is reported."""
@@ -209,7 +256,7 @@ class PredictionBank(Memory):
 
     def _write(self, index: Tensor, kept: Tensor | None, columns: dict[str, Tensor]) -> None:
         if kept is not None:
-            index = torch.where(kept, index, self.num_samples)
+            index = torch.where(kept, index, self._own)
         # Two writes of one row in one step come in no order. So all copies of an index carry the last one's values.
         if self.device.type != "cpu" or len(torch.unique(index)) < len(index):
             ranked, order = torch.sort(index, stable=True)
@@ -225,6 +272,20 @@ class PredictionBank(Memory):
             self._arriving = None
             event.synchronize()
             self._write(*rows)
+
+
+def top_classes(likely: Tensor, k: int) -> Tensor:
+    """The classes (B, k) of the k largest values of each row of ``likely`` (B, K), none of them negative; in no order.
+
+    On a CPU torch.topk leaves its fast path at k > K / 64. There a value's bits and its class share one integer, which
+    numpy's vectorised selection puts in place.
+    """
+    classes = likely.shape[1]
+    if likely.device.type != "cpu" or classes < _PACK_FROM:
+        return likely.topk(k, 1, sorted=False).indices
+    packed = likely.float().view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(torch.arange(classes))
+    packed.numpy().partition(classes - k, axis=1)
+    return packed[:, -k:].bitwise_and(2**32 - 1)
 
 
 def _classes_second(rows: Tensor, positions: torch.Size) -> Tensor:

@@ -14,6 +14,7 @@ class Memory(ABC):
     """The past of a model. ``key`` is what a prediction is remembered by; ``needs`` names it: "index" or "inputs"."""
 
     needs: ClassVar[str]
+    shards: int = 1  # hosts over which its state is spread; with one, every process has all of it
 
     @abstractmethod
     def start_epoch(self, epoch: int) -> None:

@@ -30,6 +30,11 @@ class Method(ABC):
     name: ClassVar[str]
     needs: frozenset[str] = frozenset()
 
+    @property
+    def shards(self) -> int:
+        """Over how many hosts its state is spread; with one, the state of any process is all of it."""
+        return 1
+
     def start_epoch(self, epoch: int) -> None:
         """A 0-based epoch begins; this also ends the one before."""
         return

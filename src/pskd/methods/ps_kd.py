@@ -60,6 +60,10 @@ class PSKD(Method):
         self._checks = ValueChecks()
 
     @property
+    def shards(self) -> int:
+        return self.memory.shards
+
+    @property
     def alpha_t(self) -> float:
         """alpha in the current epoch (Eq. 5; the paper counts epochs from 1)."""
         if self._alpha_t is None:

@@ -82,7 +82,7 @@ class Classification(Task):
     def plan(self, epoch: int, group: Group) -> list[Step]:
         train = self.config.train
         return epoch_plan(
-            self.num_samples, train.batch_size, train.accumulate, train.seed, epoch, rank=group.rank, world=group.world
+            self.num_samples, train.batch_size, train.accumulate, train.seed, epoch, **group.place, begun=group.begun
         )
 
     def batches(self, plan: Sequence[Step], epoch: int, device: torch.device) -> Iterator[TrainingBatch]:
