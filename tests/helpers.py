@@ -1,10 +1,8 @@
-"""Small runs on the embedded digits, and processes that can be killed."""
+"""Small runs on the embedded digits."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +24,6 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
     """A run's metrics without the times, which never repeat."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
-
-
-def in_child(work: Callable[[], object]) -> int:
-    """Start ``work`` in a forked process, which has torch loaded already; returns its process id."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        work()
-        code = 0
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    finally:
-        os._exit(code)
 
 
 def value_and_gradient(loss: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:

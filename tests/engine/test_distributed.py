@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from helpers import SMALL, metrics_of, small
@@ -27,6 +30,55 @@ def run_on_two(out: Path, *words: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("run folder:") == 1
+
+
+def test_two_hosts_keep_a_half_each(tmp_path: Path) -> None:
+    """Two agents of torchrun on the loopback, each its own host for the bank."""
+    out = tmp_path / "run"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    agents = [
+        subprocess.Popen(
+            [
+                *[sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node)],
+                *["--master-addr", "127.0.0.1", "--master-port", str(port), "--nproc-per-node", "1", "-m", "pskd"],
+                *["train", "digits", *SMALL, "train.save_every=1 epoch", "--out", str(out)],
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    for agent in agents:
+        assert agent.wait(280) == 0, agent.stderr and agent.stderr.read()
+    newest = Checkpoints(out / "checkpoints", 1).newest(pytest.fail)
+    assert newest is not None
+    for host, shard in enumerate(checkpoint.shards(newest, "method")):
+        memory = shard["memory"]
+        assert (memory["host"], memory["hosts"], len(memory["rows"]["labels"])) == (host, 2, 100)
+        assert bool((memory["rows"]["labels"] > 0).all())
+    assert json.loads((out / "result.json").read_text())["processes"] == 2
+
+
+def test_torchrun_restarts_a_run_that_lost_a_process(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [*SMALL, "epochs=40", "train.save_every=3 steps", "--out", str(out)]
+    with subprocess.Popen(
+        [*torchrun, "--max-restarts", "1", "-m", "pskd", "train", "digits", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as agent:
+        while agent.poll() is None and not (out / "metrics.jsonl").exists():
+            time.sleep(0.02)
+        psutil.Process(agent.pid).children()[1].kill()
+        _, said = agent.communicate(timeout=280)
+    assert agent.returncode == 0, said
+    assert "resuming at epoch" in (out / "log.txt").read_text()
+    assert [record["epoch"] for record in metrics_of(out)] == list(range(1, 41))
 
 
 @pytest.fixture(scope="module")

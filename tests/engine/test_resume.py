@@ -7,51 +7,69 @@ import os
 import random
 import resource
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from helpers import SMALL, in_child, metrics_of, small
-from safetensors.torch import load_file
+from chaos import Storm, equal, tiny
+from helpers import SMALL, metrics_of
+from processes import exit_code, in_child, in_children
 
 from pskd.cli import main
-from pskd.engine.checkpoint import Checkpoints, load
+from pskd.engine.checkpoint import Checkpoints, load, shards
 from pskd.engine.loop import train
+from pskd.errors import PskdError
 
-LONGER = ("epochs=6",)
-METHODS = {
-    "bank": (),
-    "top-k bank in a mapped file": ("method.form=topk", "method.k=4", "method.path={out}.rows"),
-    "snapshot twice an epoch": ("method.memory=snapshot", "method.refresh=0.5"),
-    "plain": ("method=hard",),
-    "CS-KD, CutMix, several parts a step": ("method=cs_kd", "augment.mix=cutmix", "train.accumulate=2"),
+KINDS = {
+    "bank": (1, 1, ()),
+    "top-k bank in a mapped file": (1, 1, ("method.form=topk", "method.k=4", "method.path={out}.rows")),
+    "snapshot twice an epoch": (1, 1, ("method.memory=snapshot", "method.refresh=0.5")),
+    "plain": (1, 1, ("method=hard",)),
+    "CS-KD, CutMix, several parts a step": (1, 1, ("method=cs_kd", "augment.mix=cutmix", "train.accumulate=2")),
+    "two processes": (2, 1, ("method.form=topk", "method.k=4")),
+    "two hosts": (1, 2, ("train.accumulate=2",)),
 }
 
 
-def equal(one: Path, other: Path) -> bool:
-    weights, others = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
-    return metrics_of(one) == metrics_of(other) and all(torch.equal(weights[name], others[name]) for name in weights)
-
-
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_killed_at_random_moments(method: tuple[str, ...], tmp_path: Path, undisturbed: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(("world", "hosts", "settings"), KINDS.values(), ids=KINDS)
+def test_killed_at_random_moments(world: int, hosts: int, settings: tuple[str, ...], tmp_path: Path) -> None:
+    """SIGKILL at any instant, also of one of two processes, while a checkpoint is written, or after it was damaged."""
+    config = tiny("epochs=6", *(setting.format(out=tmp_path / "run") for setting in settings))
+    plain = tiny("epochs=6", *(setting for setting in settings if "path" not in setting))
+    train(tiny("epochs=1"), tmp_path / "warm-up")  # loads what the forked processes need
+    undisturbed = in_children(lambda: train(plain, tmp_path / "undisturbed"), world, hosts)
+    assert [exit_code(child) for child in undisturbed] == [0] * world * hosts
     out = tmp_path / "run"
-    settings = [setting.format(out=out) for setting in method]
-    config = small("train.save_every=2 steps", *LONGER, *settings)
-    draw = random.Random(str(method))
-    kills = 0
-    while not (out / "result.json").exists():
-        child = in_child(lambda: train(config, out, resume=True))
-        if kills < 6:
-            time.sleep(draw.uniform(0.02, 0.35))
-            os.kill(child, signal.SIGKILL)
-            kills += 1
-        os.waitpid(child, 0)
-    plain = tuple(setting for setting in method if "path" not in setting)
-    assert kills >= 3  # a fast machine may finish before the sixth
-    assert equal(out, undisturbed(*LONGER, *plain))
+    storm = Storm(lambda: in_children(lambda: train(config, out, resume=True), world, hosts), out, random.Random(0))
+    assert storm.rage(5)["kills"] >= 2  # a fast machine may finish before the fifth
+    assert equal(out, tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("after", [(1, 2), (1, 1), (3, 1)])
+def test_more_or_fewer_processes_go_on(after: tuple[int, int], tmp_path: Path) -> None:
+    """From two processes on one host, in the middle of an epoch: every sample of it still counts once."""
+    out = tmp_path / "run"
+    config = tiny("epochs=400")
+    train(tiny("epochs=1"), tmp_path / "warm-up")
+    children = in_children(lambda: train(config, out), 2)
+    while not (out / "metrics.jsonl").exists():
+        time.sleep(0.02)
+    for child in children:
+        os.kill(child, signal.SIGTERM)
+    assert {exit_code(child) for child in children} == {1}  # Interrupted
+    at = Checkpoints(out / "checkpoints", 2).steps()[-1]
+    (out / "config.yaml").write_text(tiny(f"epochs={at // 7 + 2}").to_yaml())
+    again = in_children(lambda: train(None, out, resume=True), *after)
+    assert {exit_code(child) for child in again} == {0}
+    assert [record["epoch"] for record in metrics_of(out)] == list(range(1, at // 7 + 3))
+    newest = Checkpoints(out / "checkpoints", 2).newest(pytest.fail)
+    assert newest is not None
+    known = [shard["memory"]["rows"]["labels"] for shard in shards(newest, "method")]
+    assert len(known) == after[1]
+    assert sum(len(rows) for rows in known) == 200
+    assert all((rows > 0).all() for rows in known)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -69,7 +87,7 @@ def test_asked_to_stop(number: int, code: int, tmp_path: Path, undisturbed: Call
     while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     os.kill(child, number)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
+    assert exit_code(child) == code
     assert "continue with: pskd train --resume --out" in said.read_text()
     newest = Checkpoints(out / "checkpoints", 2).newest(print)
     assert newest is not None
@@ -89,9 +107,29 @@ def test_a_full_disk_ends_in_one_line_and_can_be_resumed(tmp_path: Path, undistu
             main()
 
     child = in_child(work)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert exit_code(child) == 2
     assert said.read_text().startswith(f"pskd: writing {out}/checkpoints/")
     assert said.read_text().count("\n") == 1
     assert list((out / "checkpoints").iterdir()) == []
     train(None, out, resume=True)
     assert equal(out, undisturbed())
+
+
+def test_a_read_only_folder_ends_in_one_line(tmp_path: Path) -> None:
+    config, said = tiny("epochs=1"), tmp_path / "said"
+    train(config, tmp_path / "warm-up")  # loads what the forked process may not read
+    with tempfile.TemporaryDirectory() as closed, said.open("w") as file:
+        Path(closed).chmod(0o555)
+
+        def work() -> None:
+            if os.getuid() == 0:
+                os.setuid(65534)  # nobody: to root no folder is read-only
+            try:
+                train(config, Path(closed) / "run")
+            except PskdError as error:
+                print(error, file=file, flush=True)
+
+        assert exit_code(in_child(work)) == 0
+        assert said.read_text() == (
+            f"run folder {closed}/run: permission denied; choose another --out, or change its permissions\n"
+        )

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import in_child, small
+from helpers import small
+from processes import in_child
 
 from pskd.engine.loop import train
 from pskd.engine.run import RunFolder

@@ -11,12 +11,14 @@ import pytest
 import torch
 from helpers import metrics_of, small
 from safetensors.torch import load_file
+from torch import nn
 
 from pskd.engine.loop import train
 from pskd.engine.use import evaluate
 from pskd.errors import PskdError
+from pskd.methods.base import Loss, Method
 from pskd.metrics import functional
-from pskd.tasks.classification import Prediction, predict
+from pskd.tasks.classification import Classification, Prediction, TrainingBatch, predict
 
 METRICS = ("top1_error", "top5_error", "nll", "ece", "aurc", "e_aurc")
 
@@ -126,6 +128,35 @@ def test_predict_goes_on_after_a_broken_image(tmp_path: Path, undisturbed: Calla
 def test_an_unavailable_device_is_named(tmp_path: Path) -> None:
     with pytest.raises(PskdError, match=r"train.device='cuda:7' is not available here"):
         train(small("train.device=cuda:7"), tmp_path / "run")
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_step_whose_loss_is_not_finite_can_be_skipped(
+    accumulate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where sample 7 is, the loss is NaN in the second epoch: that step changes nothing and is counted."""
+    loss = Classification.loss
+
+    def spoilt(self: Classification, model: nn.Module, batch: TrainingBatch, real: int, method: Method) -> Loss:
+        found = loss(self, model, batch, real, method)
+        bad = 7 in batch.index and method.alpha_t > 0.5  # type: ignore[attr-defined]
+        return Loss(found.total * float("nan"), found.parts) if bad else found
+
+    monkeypatch.setattr(Classification, "loss", spoilt)
+    settings = ("epochs=2", "method.alpha=1", f"train.accumulate={accumulate}")
+    train(small("train.on_nonfinite=skip", *settings), tmp_path / "run")
+    first, second = metrics_of(tmp_path / "run")
+    assert "skipped" not in first
+    assert 1 <= second["skipped"] <= 32
+    assert np.isfinite(second["train_loss"])
+    with pytest.raises(PskdError, match=r"the loss is not finite in epoch 2, step \d, learning rate"):
+        train(small(*settings), tmp_path / "other")
+
+
+def test_skipping_ends_where_there_is_no_hope(tmp_path: Path) -> None:
+    settings = ("method=hard", "optim.lr=1e12", "epochs=9", "eval.every=9", "train.on_nonfinite=skip")
+    with pytest.raises(PskdError, match=r"the loss is not finite in .*, 20 times in a row; none is saved: lower"):
+        train(small(*settings), tmp_path / "run")
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
+Option = bool | int | float | str | None
 NotNegative = Annotated[float, Field(ge=0)]
 
 
@@ -29,6 +30,7 @@ class ModelConfig(Section):
     """`name` is the model's; every other key is an option of that model."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
+    __pydantic_extra__: dict[str, Option | list[Option]]
     name: str
 
     @property
@@ -71,8 +73,9 @@ class TrainConfig(Section):
     """`batch_size` is the samples of one optimizer step over all processes; `accumulate` cuts it into parts.
 
     `threads` are the CPU threads of a process, by default torch's choice. One is best for tiny models, and on a machine
-    that others use: threads wait for each other in every operation. `save_every` is a number of epochs, minutes or
-    steps between checkpoints; `auto` is 2 minutes, or longer where checkpoints would take over 1% of the time.
+    that others use: threads wait for each other in every operation. `on_nonfinite` is what a loss of NaN or infinity
+    does: stop the run, or skip the step (each step then waits for the device). `save_every` is a number of epochs,
+    minutes or steps between checkpoints; `auto` is 2 minutes, or more where they would take over 1% of the time.
     """
 
     epochs: Count = 300
@@ -83,6 +86,7 @@ class TrainConfig(Section):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     accumulate: Count = 1
     clip_norm: Positive | None = None
+    on_nonfinite: Literal["stop", "skip"] = "stop"
     channels_last: bool = True
     compile: bool = False
     save_every: str = "auto"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -19,6 +20,7 @@ from pskd.errors import PskdError
 from pskd.recipes import laptop_overlay
 
 TASKS: dict[str, type[Config]] = {kind.model_fields["task"].default: kind for kind in (ClassificationConfig,)}
+LARGEST_FILE = 1_000_000  # bytes of settings
 DEFAULT_TASK = "classification"
 TOP_LEVEL_SHORTS = {"epochs": "train", "seed": "train", "batch_size": "train"}
 NAMED_SECTIONS = ("data", "model", "method")
@@ -55,8 +57,8 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = (), *, name: s
 def validated(tree: Mapping[str, Any]) -> Config:
     """A configuration from plain data; what is wrong is said in one line."""
     task = tree.get("task", DEFAULT_TASK)
-    if task not in TASKS:
-        raise PskdError(f"task: {task!r} is not a task; allowed are {', '.join(TASKS)}")
+    if not isinstance(task, str) or task not in TASKS:
+        raise PskdError(f"task: {reprlib.repr(task)} is not a task; allowed are {', '.join(TASKS)}")
     kind = TASKS[task]
     try:
         return kind.model_validate(tree)
@@ -67,7 +69,13 @@ def validated(tree: Mapping[str, Any]) -> Config:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds a mapping."""
     try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise PskdError(f"{path}: larger than {LARGEST_FILE:,} bytes, which no settings are")
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise PskdError(f"{path}: not valid settings (nested too deeply)") from None
+    except OSError as error:
+        raise PskdError(f"{path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
@@ -178,7 +186,8 @@ def _explain(error: ValidationError, kind: type[Config]) -> str:
         hint = f"; did you mean {near[0]}?" if near else ""
         text = f"method: {tag!r} is not a method; allowed are {', '.join(METHODS)}{hint}"
     else:
-        text = f"{key}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}".replace("value error, ", "")
+        why = (first["msg"][0].lower() + first["msg"][1:]).removeprefix("value error, ")
+        text = f"{key}={reprlib.repr(first['input'])}: {why}"
     return text + (f" (and {more} more)" if more else "")
 
 

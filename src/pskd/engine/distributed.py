@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pskd.engine.plan import Begun
+from pskd.errors import PskdError
 
 CONTINUE, SAVE, STOP = 0, 1, 2
 
@@ -106,3 +110,40 @@ class Group:
         parts = [torch.empty_like(padded) for _ in range(self.world)]
         dist.all_gather(parts, padded.contiguous(), group=self._gloo)
         return torch.stack(parts, 1).flatten(0, 1)[:count]
+
+
+def meet_again() -> None:
+    """Bring the processes together that torchrun has started once more.
+
+    Its store still holds the addresses of the dead ones. With one agent they agree on how often they were restarted,
+    which keeps the old entries apart; with several they do not, and torchrun needs
+    ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``, which makes it take a new store.
+    """
+    restarts = restart_count()
+    if not restarts or os.environ.get("GROUP_WORLD_SIZE") != "1" or dist.is_initialized():
+        return
+    store, rank, world = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    own = dist.PrefixStore(f"restart-{restarts}", store)  # type: ignore[attr-defined]
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=own, rank=rank, world_size=world)
+
+
+def restart_count() -> int:
+    """How often torchrun has started these processes again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+@contextlib.contextmanager
+def lost_processes(out: Path) -> Iterator[None]:
+    """When another process dies, what fails here is the connection to it: that is said in one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise
+        if isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "onnection", "NCCL")):
+            raise PskdError(
+                "another process of this run has ended, its own message says why;"
+                f" continue with: --resume --out {out}, on as many processes as you like"
+            ) from error
+        raise

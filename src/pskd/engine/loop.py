@@ -23,9 +23,9 @@ from pskd.checks import ValueChecks
 from pskd.config import Config, flat
 from pskd.engine import build, checkpoint, weights
 from pskd.engine.checkpoint import Checkpoints
-from pskd.engine.distributed import CONTINUE, SAVE, STOP, Group
+from pskd.engine.distributed import CONTINUE, SAVE, STOP, Group, lost_processes, meet_again, restart_count
 from pskd.engine.files import kind_errors, write_atomic, write_json
-from pskd.engine.plan import Begun
+from pskd.engine.plan import Begun, Step
 from pskd.engine.progress import Progress
 from pskd.engine.record import epoch_line, provenance
 from pskd.engine.run import RunFolder
@@ -35,6 +35,7 @@ from pskd.methods.ps_kd import PSKD
 from pskd.metrics.catalogue import METRICS
 from pskd.tasks.base import Task
 
+MOST_SKIPS = 20  # steps in a row; after that there is nothing to hope for
 CHECKPOINT_SHARE = 0.01  # of the training time, at most, with save_every=auto
 
 
@@ -50,7 +51,9 @@ def train(config: Config | None, out: Path, *, resume: bool = False) -> dict[str
     """Train in the run folder ``out`` and return what ``result.json`` holds.
 
     With ``resume`` a run that is there goes on from its last checkpoint, or is returned as it is if it has finished.
+    A restart by torchrun is a resume too.
     """
+    resume = resume or restart_count() > 0
     run = RunFolder(out)
     if int(os.environ.get("RANK", "0")) == 0:
         config = run.claim(config, resume=resume)
@@ -61,7 +64,7 @@ def train(config: Config | None, out: Path, *, resume: bool = False) -> dict[str
         if resume and run.result_file.exists():
             return run.result()
         task = tasks.create(config)
-        with accelerator(config, out) as devices, kind_errors("writing"):
+        with accelerator(config, out) as devices, kind_errors("writing"), lost_processes(out):
             return Trainer(config, task, run, devices).fit()
     finally:
         run.release()
@@ -91,6 +94,7 @@ class Trainer:
         # Where the run is: `step` optimizer steps of `epoch` are done, with this sum of losses so far.
         self.epoch = self.step = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.skipped = self.skips_in_a_row = 0  # samples of this epoch, and steps
         self.best: dict[str, Any] | None = None
         self.epoch_seconds: list[float] = []
         self.seconds_before = 0.0  # spent in this epoch by the processes before this one
@@ -125,38 +129,20 @@ class Trainer:
 
     def train_epoch(self, progress: Progress, asked: list[int]) -> None:
         """The rest of the current epoch."""
-        config, settings, method = self.config, self.settings, self.method
+        config, settings = self.config, self.settings
         self.begun = time.monotonic()
         progress.start_epoch()
-        method.start_epoch(self.epoch)
+        self.method.start_epoch(self.epoch)
         self.model.train()
         plan = self.task.plan(self.epoch, self.group)
         self.counted = sum(step.total for step in plan)  # samples or tokens of the whole epoch
         plan = plan[self.step :]
         batches = self.task.batches(plan, self.epoch, self.device)
-        loss = torch.zeros((), device=self.device)
         for step in plan:
             lr = config.optim.lr * config.optim.factor(self.epoch + self.step / self.steps_per_epoch, settings.epochs)
             for parameters in self.optimizer.param_groups:
                 parameters["lr"] = lr
-            for part, real in enumerate(step.real):
-                batch = next(batches)
-                wait = part + 1 < len(step.real)
-                with self.accelerator.no_sync(self.model) if wait else contextlib.nullcontext():
-                    with self.accelerator.autocast():
-                        loss = self.task.loss(self.model, batch, real, method).total
-                    self.checks.settle()
-                    self.checks.require_none(~torch.isfinite(loss.detach()), self.not_finite(lr))
-                    if part == 0:
-                        # Here and not before the forward pass: what it frees there, the allocator gives back to the
-                        # system, and a CPU then loses 4% of a step to page faults.
-                        self.optimizer.zero_grad()
-                    # Processes average their gradients: so each gives its part of the sum over all real samples.
-                    self.accelerator.backward(loss * (real * self.group.world / step.total))
-                self.loss_sum += loss.detach() * real
-            if settings.clip_norm is not None:
-                self.accelerator.clip_grad_norm_(self.model.parameters(), settings.clip_norm)
-            self.optimizer.step()
+            loss = self.train_step(step, batches, lr)
             self.step += 1
             progress.step(step.total, lambda loss=loss: self.describe(loss))  # type: ignore[misc]
             decision = self.group.agree(STOP if asked else SAVE if self.save_is_due() else CONTINUE)
@@ -167,12 +153,51 @@ class Trainer:
         self.group.settle()  # a wish that came up in the last step comes up again
         self.group.copy_buffers(self.weights)
 
+    def train_step(self, step: Step, batches: Iterator[Any], lr: float) -> torch.Tensor:
+        """One optimizer step; returns the loss of its last part."""
+        step_loss = torch.zeros_like(self.loss_sum)
+        for part, real in enumerate(step.real):
+            batch = next(batches)
+            wait = part + 1 < len(step.real)
+            with self.accelerator.no_sync(self.model) if wait else contextlib.nullcontext():
+                with self.accelerator.autocast():
+                    loss = self.task.loss(self.model, batch, real, self.method).total
+                if not self.is_finite(loss, lr):
+                    self.skipped, self.skips_in_a_row = self.skipped + step.total, self.skips_in_a_row + 1
+                    for _ in step.real[part + 1 :]:
+                        next(batches)
+                    return loss
+                if part == 0:
+                    # Here and not before the forward pass: what it frees there, the allocator gives back to the
+                    # system, and a CPU then loses 4% of a step to page faults.
+                    self.optimizer.zero_grad()
+                # Processes average their gradients: so each gives its part of the sum over all real samples.
+                self.accelerator.backward(loss * (real * self.group.world / step.total))
+            step_loss += loss.detach() * real
+        if self.settings.clip_norm is not None:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
+        self.optimizer.step()
+        self.loss_sum += step_loss
+        self.skips_in_a_row = 0
+        return loss
+
+    def is_finite(self, loss: torch.Tensor, lr: float) -> bool:
+        """Whether the step can go on. Stopping needs no waiting for the device, skipping needs all to agree at once."""
+        self.checks.settle()
+        bad, message = ~torch.isfinite(loss.detach()), self.not_finite(lr)
+        if self.settings.on_nonfinite == "stop" or self.skips_in_a_row == MOST_SKIPS:
+            self.checks.require_none(bad, message)
+            return True
+        return not self.group.maximum(int(bad))
+
     def end_epoch(self, progress: Progress) -> None:
         """Evaluate, record and, when it is time, save."""
         seconds = self.seconds_before + time.monotonic() - self.begun
         speed = progress.speed()
         record: dict[str, Any] = {"epoch": self.epoch + 1}
-        record["train_loss"] = float(self.group.sum(self.loss_sum.cpu())) / self.counted
+        record["train_loss"] = float(self.group.sum(self.loss_sum.cpu())) / max(1, self.counted - self.skipped)
+        if self.skipped:
+            record["skipped"] = self.skipped
         record["lr"] = self.optimizer.param_groups[0]["lr"]
         if isinstance(self.method, PSKD):
             record["alpha_t"] = self.method.alpha_t
@@ -188,6 +213,7 @@ class Trainer:
         self.epoch_seconds.append(seconds)
         self.epoch, self.step, self.seconds_before, self.group.begun = self.epoch + 1, 0, 0.0, ()
         self.loss_sum.zero_()
+        self.skipped = 0
         if self.group.leader:
             self.run.append_metrics(record)
         self.accelerator.log({k: v for k, v in flat(record, "/").items() if k != "epoch"}, step=self.epoch)
@@ -224,6 +250,8 @@ class Trainer:
         here: dict[str, Any] = {
             "epoch": self.epoch,
             "step": self.step,
+            "skipped": self.skipped,
+            "skips_in_a_row": self.skips_in_a_row,
             "best": self.best,
             "epoch_seconds": self.epoch_seconds,
             "world": group.world,
@@ -250,14 +278,17 @@ class Trainer:
         """Continue as if the processes that wrote this checkpoint had never stopped; there may be more or fewer now."""
         try:
             self._load(folder)
-        except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             why = (str(error).splitlines() or [type(error).__name__])[0]
-            raise PskdError(f"checkpoint {folder} does not fit this run ({why}): remove it") from error
+            raise PskdError(f"checkpoint {folder} does not fit this run: {why}") from error
         self.group.barrier()
 
     def _load(self, folder: Path) -> None:
         group, here = self.group, checkpoint.load(folder, "progress")
+        if here["epoch"] * self.steps_per_epoch + here["step"] != int(folder.name):
+            raise PskdError("it is of another step, or of a run with other steps")
         self.epoch, self.step, self.best = here["epoch"], here["step"], here["best"]
+        self.skipped, self.skips_in_a_row = here["skipped"], here["skips_in_a_row"]
         self.epoch_seconds, self.seconds_before = here["epoch_seconds"], here["seconds"]
         self.weights.load_state_dict(checkpoint.load(folder, "model"))
         self.optimizer.load_state_dict(checkpoint.load(folder, "optimizer"))
@@ -295,7 +326,8 @@ class Trainer:
         def message(_: int) -> str:
             good = self.checkpoints.steps()
             saved = f"the last checkpoint is {self.run.checkpoints / f'{good[-1]:09d}'}" if good else "none is saved"
-            return f"the loss is not finite in {where}; {saved}: lower optim.lr, or set train.clip_norm"
+            times = f", {MOST_SKIPS} times in a row" if self.skips_in_a_row == MOST_SKIPS else ""
+            return f"the loss is not finite in {where}{times}; {saved}: lower optim.lr, or set train.clip_norm"
 
         return message
 
@@ -311,6 +343,7 @@ def accelerator(config: Config, out: Path) -> Iterator[Accelerator]:
     for tracker in settings.trackers:
         if find_spec(tracker) is None:
             raise PskdError(f"train.trackers: {tracker} is not installed: pip install 'pskd[{tracker}]'")
+    meet_again()
     AcceleratorState._reset_state()  # or a second training in one process would keep the first one's precision
     accelerator = Accelerator(
         cpu=build.uses_cpu(settings.device),

@@ -85,7 +85,10 @@ class RunFolder:
         """What the finished run came to."""
         if not self.result_file.is_file():
             raise PskdError(f"{self.path} is not finished: it has no result.json (continue it with --resume)")
-        return dict(json.loads(self.result_file.read_text()))
+        try:
+            return dict(json.loads(self.result_file.read_text()))
+        except (ValueError, TypeError, RecursionError):
+            raise PskdError(f"{self.result_file} is damaged: remove it and continue the run with --resume") from None
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         with self.metrics_file.open("a") as file:
@@ -97,14 +100,14 @@ class RunFolder:
         if self.metrics_file.exists():
             for line in self.metrics_file.read_text().splitlines():
                 try:
-                    records.append(json.loads(line))
-                except ValueError:
+                    records.append({**json.loads(line)})
+                except (ValueError, TypeError, RecursionError):
                     break
         return records
 
     def keep_metrics(self, epochs: int) -> None:
         """Drop the records of epochs past the first ``epochs``: a resumed run will write them again."""
-        kept = [record for record in self.metrics() if record["epoch"] <= epochs]
+        kept = [record for record in self.metrics() if record.get("epoch", epochs + 1) <= epochs]
         if self.metrics_file.exists():
             write_atomic(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
 

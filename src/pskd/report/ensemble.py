@@ -34,7 +34,7 @@ def read(run: Path) -> Predictions:
         with np.load(path, allow_pickle=False) as file:
             probs, labels = torch.from_numpy(file["probs"]), torch.from_numpy(file["labels"])
             return Predictions(probs, labels, tuple(file["classes"].tolist()), str(file["fingerprint"]))
-    except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, ValueError, TypeError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise PskdError(
             f"{path} cannot be read ({str(error).splitlines()[0]}): it is damaged, or of another version"
         ) from None

@@ -1,0 +1,179 @@
+"""A run is killed again and again, its checkpoints damaged, its disk full: it must end as if nothing had happened.
+
+    python benchmarks/chaos.py [KILLS]     (default 50 for each kind of run; about 5 minutes on two quiet cores)
+
+Every kind of run is first trained undisturbed. Then it is resumed and killed with SIGKILL at random instants, every
+third time while a checkpoint is being written, with several processes also one of them alone; in between the newest
+checkpoint is truncated or a byte of it flipped, or the disk is full. The finished run must have the same weights and
+metrics to the bit. Prints one line for each kind, and exits with 1 if one differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from processes import exit_code, in_children
+from safetensors.torch import load_file
+
+from pskd.config import Config, resolve
+from pskd.engine.checkpoint import Checkpoints
+from pskd.engine.loop import train
+from pskd.errors import PskdError
+from pskd.recipes import read_recipe
+
+KINDS = {
+    "one process, dense bank": (1, 1, ()),
+    "one process, snapshot twice an epoch": (1, 1, ("method.memory=snapshot", "method.refresh=0.5")),
+    "two processes, top-k bank": (2, 1, ("method.form=topk", "method.k=4")),
+    "two hosts, dense bank": (1, 2, ("train.accumulate=2",)),
+}
+LONGEST_END = 20  # seconds that the processes have to end in after one of them was killed
+
+
+def tiny(*overrides: str) -> Config:
+    """ResNet-8 of width 4 on 200 digits, a checkpoint every second step."""
+    words = ["data.per_class=20", "model.width=4", "batch_size=32", "train.save_every=2 steps", *overrides]
+    return resolve(read_recipe("digits"), words, name="digits")
+
+
+def outcome(run: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """What a finished run came to, without its times."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        del record["seconds"]
+    return records, load_file(run / "model.safetensors")
+
+
+def equal(one: Path, other: Path) -> bool:
+    (records, weights), (others, other_weights) = outcome(one), outcome(other)
+    return records == others and all(torch.equal(weights[name], other_weights[name]) for name in weights)
+
+
+class Storm:
+    """Disturbs a run until it has been killed ``kills`` times, then lets it finish."""
+
+    def __init__(self, start: Callable[[], list[int]], run: Path, draw: random.Random) -> None:
+        self.start, self.run, self.draw = start, run, draw
+        self.seen: Counter[str] = Counter()
+
+    def rage(self, kills: int) -> Counter[str]:
+        while self.seen["kills"] < kills and not (self.run / "result.json").exists():
+            self._disturb_the_disk()
+            children = self.start()
+            self._wait_for_the_moment(children)
+            one_only = len(children) > 1 and self.draw.random() < 0.5
+            for child in [self.draw.choice(children)] if one_only else children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            self.seen["kills"] += 1
+            self.seen["of one process of several"] += one_only
+            _all_end(children)
+        codes = [exit_code(child) for child in self.start()]
+        if any(codes):
+            raise SystemExit(f"{self.run} cannot be continued: exit codes {codes}")
+        return self.seen
+
+    def _wait_for_the_moment(self, children: list[int]) -> None:
+        """A random instant, or one within a checkpoint's writing."""
+        deadline = time.monotonic() + self.draw.uniform(0.05, 1.0 * len(children))
+        during_write = self.draw.random() < 1 / 3
+        while time.monotonic() < deadline:
+            if during_write and any((self.run / "checkpoints").glob(".writing-*")):
+                time.sleep(self.draw.uniform(0, 0.004))
+                self.seen["in a checkpoint's writing"] += 1
+                return
+            time.sleep(0.0005 if during_write else 0.01)
+
+    def _disturb_the_disk(self) -> None:
+        checkpoints = Checkpoints(self.run / "checkpoints", 2)
+        newest = checkpoints.steps()[-1:] if len(checkpoints.steps()) > 1 else []
+        kind = self.draw.choice(["", "", "", "truncated", "flipped byte"])
+        if newest and kind:
+            files = sorted((self.run / "checkpoints" / f"{newest[0]:09d}").iterdir())
+            file = self.draw.choice(files)
+            content = bytearray(file.read_bytes())
+            at = self.draw.randrange(len(content))
+            content[at] ^= 1 << self.draw.randrange(8)
+            file.write_bytes(content[:at] if kind == "truncated" else content)
+            self.seen[kind] += 1
+
+
+def _all_end(children: list[int]) -> None:
+    """The death of one ends the others, by themselves and soon; one that is still waiting for it is sent SIGTERM."""
+    deadline = time.monotonic() + LONGEST_END
+    left = list(children)
+    while left:
+        left = [child for child in left if os.waitpid(child, os.WNOHANG) == (0, 0)]
+        if time.monotonic() > deadline - LONGEST_END + 2:
+            for child in left:
+                os.kill(child, signal.SIGTERM)  # as torchrun does
+        if time.monotonic() > deadline:
+            raise SystemExit(f"processes {left} hang after another one was killed")
+        time.sleep(0.005)
+
+
+def full_disk(work: Callable[[], object], limit: int = 20_000) -> Callable[[], None]:
+    """``work`` where no file can grow over ``limit`` bytes: writing fails in the middle, as on a full disk."""
+
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        try:
+            work()
+        except PskdError:
+            sys.exit(2)
+
+    return limited
+
+
+def main() -> None:
+    kills = int(sys.argv[1]) if sys.argv[1:] else 50
+    torch.set_num_threads(1)
+    good = True
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        with contextlib.redirect_stdout(io.StringIO()):
+            train(tiny("epochs=1"), base / "warm-up")  # loads what the forked processes need
+        for number, (name, (world, hosts, words)) in enumerate(KINDS.items()):
+            plain, disturbed = base / f"{number}-plain", base / f"{number}-disturbed"
+            config = tiny(f"epochs={2 * kills}", *words)
+
+            def work(config: Config = config, out: Path = disturbed) -> object:
+                return train(config, out, resume=True)
+
+            def start(world: int = world, hosts: int = hosts, work: Callable[[], object] = work) -> list[int]:
+                return in_children(work, world, hosts)
+
+            begun = time.monotonic()
+            for child in in_children(lambda out=plain, config=config: train(config, out), world, hosts):  # type: ignore[misc]
+                assert exit_code(child) == 0
+            alone = time.monotonic() - begun
+            codes = {exit_code(child) for child in in_children(full_disk(work), world, hosts)}
+            seen = Storm(start, disturbed, random.Random(number)).rage(kills)
+            same = equal(plain, disturbed)
+            good &= same and codes == {2}
+            what = ", ".join(f"{count} {kind}" for kind, count in seen.items())
+            print(
+                f"{name}: {'equal to the bit' if same else 'DIFFERENT'} after {what}, and a full disk (exit {codes});"
+                f" {time.monotonic() - begun - alone:.0f} s, undisturbed {alone:.0f} s",
+                flush=True,
+            )
+    sys.exit(not good)
+
+
+if __name__ == "__main__":
+    main()
