@@ -131,15 +131,17 @@ class PredictionBank(Memory):
         likely = logits.detach().to(wide(logits.dtype))
         if likely.ndim > 2:
             likely = likely.movedim(1, -1).reshape(-1, self.num_classes)
-        # In proportion to the softmax, the largest 1: so no type is too small for a row, and dense ones are done.
-        largest = likely.amax(1, keepdim=True)
-        take = self._finite(largest, take)
-        likely = (likely - largest).exp_()
         columns = {}
         if self.form == "topk":
-            mass = likely.sum(1, keepdim=True)
+            likely = torch.softmax(likely, 1)
             columns["classes"] = top_classes(likely, self.k)
-            likely = likely.gather(1, columns["classes"]) / mass
+            likely = likely.gather(1, columns["classes"])
+            take = self._finite(likely[:, 0], take)
+        else:
+            # In proportion to the softmax, the largest 1: so no type is too small for a row.
+            largest = likely.amax(1, keepdim=True)
+            take = self._finite(largest[:, 0], take)
+            likely = (likely - largest).exp_()
         columns["values"] = likely.to(self.dtype).view(_RAW[self.dtype.itemsize])
         columns["labels"] = (
             torch.full_like(likely[:, :1], _UNLABELLED) if labels is None else labels.long().reshape(-1, 1) + 1
@@ -155,9 +157,9 @@ class PredictionBank(Memory):
         event.record()
         self._arriving = event, (index, kept, columns)
 
-    def _finite(self, largest: Tensor, take: Tensor | None) -> Tensor | None:
-        """``take`` without the rows whose logits are not finite: a bad step must not spoil the next epoch."""
-        finite = torch.isfinite(largest.flatten())
+    def _finite(self, witness: Tensor, take: Tensor | None) -> Tensor | None:
+        """``take`` without the rows whose ``witness`` is not finite: a bad step must not spoil the next epoch."""
+        finite = torch.isfinite(witness)
         if finite.device.type == "cpu" and bool(finite.all()):
             return take
         return finite if take is None else sent(take, finite.device).flatten() & finite
