@@ -17,6 +17,7 @@ from pskd.errors import PskdError
 __all__ = ["NAMES", "DetectionData", "Scene", "Scenes", "load"]
 
 NAMES = ("digits", "voc", "voc_folder", "coco")
+DIGIT_SCENES = {"train": 600, "test": 200}
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ def load(
         seed: of ``counts``, of all but the test images.
     """
     if name == "digits":
-        made = {split: digit_scenes(split, counts[split] or 0, seed) for split in ("train", "val", "test")}
-        return DetectionData(tuple("0123456789"), made["train"], made["val"] if counts["val"] else None, made["test"], ())
+        wanted = {split: counts[split] or DIGIT_SCENES.get(split) for split in ("train", "val", "test")}
+        made = {split: digit_scenes(split, count, seed) for split, count in wanted.items() if count}
+        return DetectionData(tuple("0123456789"), made["train"], made.get("val"), made["test"], ())
     if name not in NAMES:
         raise PskdError(f"data.name={name} is unknown: take one of {', '.join(NAMES)}")
     if root is None:
