@@ -131,7 +131,7 @@ def predict(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Classify images (the likeliest classes), or find the objects on them (boxes, as JSON and drawn into PNG files)."""
+    """Classify images (the likeliest classes), or find the objects on them (as JSON, and drawn into PNG files)."""
     _need_workbench()
     from pskd import tasks
 

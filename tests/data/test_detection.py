@@ -195,7 +195,9 @@ class TestDigitScenes:
         inside = (columns >= x1) & (columns < x2) & (rows >= y1) & (rows < y2)  # (M, H, W)
         ink = scenes.source[scenes.image_of_object, 0] > 60
         assert (ink & inside).flatten(1).sum(1).min() > 20
-        covered = torch.zeros(50, CANVAS, CANVAS, dtype=torch.int64).index_add_(0, scenes.image_of_object, inside.long())
+        covered = torch.zeros(50, CANVAS, CANVAS, dtype=torch.int64).index_add_(
+            0, scenes.image_of_object, inside.long()
+        )
         assert int(covered.max()) == 1  # no two touch
         assert not bool((scenes.source[:, 0][covered == 0] > 0).any())
         assert 2 < scenes.offsets.diff().float().mean() < 6
@@ -245,7 +247,9 @@ class TestMovingTogether:
         def seen(order: list[list[int]], seed: int, epoch: int) -> dict[int, torch.Tensor]:
             plan = [torch.tensor(part) for part in order]
             batches = scenes.batches(plan, augment, seed=seed, epoch=epoch)
-            return {i: s.boxes for part, batch in zip(order, batches, strict=True) for i, s in zip(part, batch, strict=True)}
+            return {
+                i: s.boxes for part, batch in zip(order, batches, strict=True) for i, s in zip(part, batch, strict=True)
+            }
 
         forth = seen([list(range(32))], 0, 0)
         back = seen([[i] for i in reversed(range(32))], 0, 0)

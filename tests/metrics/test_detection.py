@@ -18,7 +18,7 @@ CLASSES, IMAGES = 5, 12
 
 
 def random_case(seed: int) -> tuple[Objects, Detections]:
-    """Boxes on whole pixels, some difficult, hit several times, missed or hallucinated; scores tie; a class is empty."""
+    """Boxes on whole pixels, some difficult, hit several times, missed or made up; scores tie; a class is empty."""
     draw = np.random.default_rng(seed)
     count = int(draw.integers(1, 60))
     corners = draw.integers(0, 40, (count, 2))

@@ -56,7 +56,9 @@ def voc_average_precision(
 ) -> VOCScores:
     """AP by the rules of the VOC devkit: the area under the curve (from 2010 on) and the 11-point form (2007)."""
     order = np.argsort(-detections.scores, kind="stable")
-    detections = Detections(*(values[order] for values in detections))
+    detections = Detections(
+        detections.image[order], detections.label[order], detections.boxes[order], detections.scores[order]
+    )
     true, false = _judged(objects, detections, num_classes, iou_threshold)
     counting = np.bincount(objects.label[~objects.difficult], minlength=num_classes)
     area, eleven = np.full((2, num_classes), np.nan)
@@ -73,9 +75,7 @@ def voc_average_precision(
     return VOCScores(area, eleven)
 
 
-def coco_average_precision(
-    objects: Objects, detections: Detections, num_images: int, num_classes: int
-) -> COCOScores:
+def coco_average_precision(objects: Objects, detections: Detections, num_images: int, num_classes: int) -> COCOScores:
     """pycocotools' AP over boxes of all sizes, at most 100 an image; difficult objects are its crowds."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -91,8 +91,7 @@ def coco_average_precision(
         return coco
 
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
-        crowds = {"iscrowd": objects.difficult.astype(int).tolist()}
-        truth = made(_annotations(objects, **crowds))
+        truth = made(_annotations(objects, iscrowd=objects.difficult.astype(int).tolist()))
         found = made(_annotations(detections, score=detections.scores.tolist(), iscrowd=[0] * len(detections.image)))
         evaluation = COCOeval(truth, found, "bbox")
         evaluation.evaluate()

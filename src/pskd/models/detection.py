@@ -63,7 +63,7 @@ def trunk_of(model: nn.Module, name: str) -> Trunk:
     return trunk
 
 
-class Detector(FasterRCNN):
+class Detector(FasterRCNN):  # type: ignore[misc]
     """Faster R-CNN on images (C, H, W) in 0..1 that have their final size already.
 
     In training ``(images, targets)`` gives the losses by name; else images give boxes, labels (1..K) and scores.
@@ -71,7 +71,7 @@ class Detector(FasterRCNN):
 
     def __init__(self, backbone: nn.Module, fixed: Sequence[nn.Module], stride: int, view: Any, **parts: Any) -> None:
         super().__init__(backbone, **parts)
-        # Not self.transform's own resizing: its sizes come from the global random numbers, not from (seed, epoch, sample).
+        # Not torchvision's resizing: it draws sizes from the global random numbers, not from (seed, epoch, sample).
         self.transform = _Normalize(1, 1, list(view.mean), list(view.std), size_divisible=stride)
         # In a tuple, or they would be registered a second time.
         self._fixed = tuple(norm for part in fixed for norm in part.modules() if isinstance(norm, nn.BatchNorm2d))
@@ -84,7 +84,7 @@ class Detector(FasterRCNN):
         return self
 
 
-class _Normalize(GeneralizedRCNNTransform):
+class _Normalize(GeneralizedRCNNTransform):  # type: ignore[misc]
     """Normalises and pads, never resizes."""
 
     def resize(self, image: Tensor, target: Any = None) -> tuple[Tensor, Any]:
@@ -129,8 +129,8 @@ def faster_rcnn(
     if head == "c4":
         strides = [trunk.strides[-2]]
         backbone = nn.Sequential(*trunk.parts[:-1])
-        backbone.out_channels = trunk.channels[-2]
-        sizes = (tuple(anchors) or tuple(scale * strides[0] for scale in C4_ANCHORS),)
+        backbone.out_channels = trunk.channels[-2]  # type: ignore[assignment]
+        sizes: tuple[tuple[int, ...], ...] = (tuple(anchors) or tuple(scale * strides[0] for scale in C4_ANCHORS),)
         box_head: nn.Module = nn.Sequential(trunk.parts[-1], nn.AdaptiveAvgPool2d(1), nn.Flatten())
         predictor_width, padding = trunk.channels[-1], trunk.strides[-1]
     else:
@@ -169,7 +169,7 @@ def _pyramid(trunk: Trunk, first: int, width: int) -> BackboneWithFPN:
 
 
 def _pool(strides: Sequence[int], side: int) -> MultiScaleRoIAlign:
-    """RoIAlign over maps of these strides, which are given: torchvision would guess them from the first batch's sizes."""
+    """RoIAlign over maps of these strides; torchvision alone would guess them from the first batch's sizes."""
     pool = MultiScaleRoIAlign([str(level) for level in range(len(strides))], side, sampling_ratio=2)
     pool.scales = [1 / stride for stride in strides]
     pool.map_levels = initLevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))

@@ -60,7 +60,7 @@ class Detection(Task):
         self.num_samples = len(self.data.train)
         self.fingerprint = self.data.train.fingerprint
         self.has_validation = self.data.val is not None
-        self.notes = list(self.data.notes)
+        self.notes = self.data.notes
         sizes = config.augment.sizes or (settings.image_size,)
         self.augment = BoxAugment(sizes, settings.max_size, config.augment.flip)
         self.resize = Resize(settings.image_size, settings.max_size)
@@ -78,7 +78,7 @@ class Detection(Task):
             "resize": [self.resize.shorter, self.resize.longest],
         }
         detector = _detector(classifier, self._about)
-        self.notes += takeover(classifier.state_dict(), detector, str(settings.backbone))
+        self.notes = (*self.data.notes, *takeover(classifier.state_dict(), detector, str(settings.backbone)))
         return detector
 
     def rebuilt(self, about: dict[str, Any]) -> nn.Module:
@@ -93,9 +93,7 @@ class Detection(Task):
     def batches(self, plan: Sequence[Step], epoch: int, device: torch.device) -> Iterator[TrainingBatch]:
         parts = [part for step in plan for part in step.parts]
         workers = self.config.data.workers
-        scenes = self.data.train.batches(
-            parts, self.augment, seed=self.config.train.seed, epoch=epoch, workers=workers
-        )
+        scenes = self.data.train.batches(parts, self.augment, seed=self.config.train.seed, epoch=epoch, workers=workers)
         for batch in scenes:
             yield TrainingBatch(
                 [_input(scene.image, device) for scene in batch],
@@ -125,10 +123,13 @@ class Detection(Task):
             row[: len(boxes)] = torch.cat(columns, 1)
         everything = group.gather(rows, len(scenes))
         found = everything[..., 5].isfinite()
-        image, (boxes, label, scores) = found.nonzero()[:, 0], everything[found].double().split((4, 1, 1), 1)
-        detections = Detections(image.numpy(), label[:, 0].long().numpy(), boxes.numpy(), scores[:, 0].numpy())
+        kept = everything[found].double().numpy()
+        detections = Detections(found.nonzero()[:, 0].numpy(), kept[:, 4].astype(np.int64), kept[:, :4], kept[:, 5])
         objects = Objects(
-            scenes.image_of_object.numpy(), scenes.labels.numpy(), scenes.boxes.double().numpy(), scenes.difficult.numpy()
+            scenes.image_of_object.numpy(),
+            scenes.labels.numpy(),
+            scenes.boxes.double().numpy(),
+            scenes.difficult.numpy(),
         )
         predictions = {
             "names": np.array(scenes.names),
@@ -169,7 +170,9 @@ def _backbone(settings: ModelConfig, channels: int) -> tuple[nn.Module, dict[str
     """The classifier whose trunk is taken, what describes it, and how its images are normalised."""
     name = settings.backbone
     if name is None:
-        raise PskdError("model.backbone is missing: name the folder of a classification run, or a model such as resnet8")
+        raise PskdError(
+            "model.backbone is missing: name the folder of a classification run, or a model such as resnet8"
+        )
     if not Path(name).is_dir():
         if "/" in name:
             raise PskdError(f"model.backbone={name}: there is no such run folder")
@@ -248,7 +251,7 @@ def predict(
         except PskdError as error:
             yield error
             continue
-        (seen, answer), = _detected(model, [resize(image)], device)
+        ((seen, answer),) = _detected(model, [resize(image)], device)
         kept = answer["scores"] >= min_score
         boxes = scaled(answer["boxes"][kept].cpu().float(), seen, tuple(image.shape[1:]))
         found = [
@@ -263,9 +266,11 @@ def predict(
 
 
 def _draw(image: Tensor, boxes: Tensor, found: list[dict[str, Any]], file: Path) -> None:
-    from torchvision.io import write_png
+    from PIL import Image
     from torchvision.utils import draw_bounding_boxes
 
     canvas = image.expand(3, -1, -1)
-    captions = [f"{item['class']} {item['score']:.2f}" for item in found]
-    write_png(draw_bounding_boxes(canvas, boxes, captions, colors="red") if found else canvas, str(file))
+    if found:
+        captions = [f"{item['class']} {item['score']:.2f}" for item in found]
+        canvas = draw_bounding_boxes(canvas, boxes, captions, colors="red")
+    Image.fromarray(canvas.permute(1, 2, 0).numpy()).save(file)

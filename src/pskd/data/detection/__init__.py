@@ -55,8 +55,8 @@ def load(
         seed: of ``counts``, of all but the test images.
     """
     if name == "digits":
-        wanted = {split: counts[split] or DIGIT_SCENES.get(split) for split in ("train", "val", "test")}
-        made = {split: digit_scenes(split, count, seed) for split, count in wanted.items() if count}
+        scene_counts = {split: counts[split] or DIGIT_SCENES.get(split) for split in counts}
+        made = {split: digit_scenes(split, count, seed) for split, count in scene_counts.items() if count}
         return DetectionData(tuple("0123456789"), made["train"], made.get("val"), made["test"], ())
     if name not in NAMES:
         raise PskdError(f"data.name={name} is unknown: take one of {', '.join(NAMES)}")

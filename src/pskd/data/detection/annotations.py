@@ -60,12 +60,16 @@ def checked(notes: Sequence[Note], classes: Sequence[str], root: Path, problems:
     boxes[:, :2].clamp_(min=0)
     boxes[:, 2:] = torch.minimum(boxes[:, 2:], limits.float())
     empty = (boxes[:, 2:] <= boxes[:, :2]).any(1)
-    for wrong, what in ((labels < 0, "its class is unknown"), (outside, "it is outside of the image"), (empty, "empty")):
+    judged = {
+        "its class is unknown": labels < 0,
+        "it is outside of the image": outside,
+        "the box has no area": empty & ~outside,
+    }
+    for what, wrong in judged.items():
         for position in wrong.nonzero().flatten().tolist():
             number, (name, box, _) = listed[position]
             place = ", ".join(f"{edge:g}" for edge in box)
-            text = "the box has no area" if what == "empty" else what
-            problems.add(f"{known[number][0].file}: object '{name}' at ({place}): {text}")
+            problems.add(f"{known[number][0].file}: object '{name}' at ({place}): {what}")
     right = ~(outside | empty | (labels < 0))
     return Scenes(
         names=tuple(note.image for note, _ in known),

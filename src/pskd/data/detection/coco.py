@@ -32,7 +32,9 @@ def coco_notes(root: Path, split: str) -> tuple[list[Note], tuple[str, ...]]:
             for item in tree["images"]
         ]
     except OSError as error:
-        raise PskdError(f"cannot read '{file}' ({reason(error)}): write a split as FILE.json:FOLDER, below data.root") from error
+        raise PskdError(
+            f"cannot read '{file}' ({reason(error)}): write a split as FILE.json:FOLDER, below data.root"
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PskdError(f"'{file}' is not an annotation file in COCO's JSON ({error!r})") from error
     return notes, tuple(categories.values())

@@ -12,10 +12,12 @@ from pskd.data.detection.annotations import Note, Problems
 from pskd.data.reason import reason
 from pskd.errors import PskdError
 
-VOC_CLASSES = tuple(
-    "aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person pottedplant sheep "
-    "sofa train tvmonitor".split()
+# fmt: off
+VOC_CLASSES = (
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
+    "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )
+# fmt: on
 
 
 def voc_notes(root: Path, split: str, download: bool, problems: Problems) -> list[Note]:
