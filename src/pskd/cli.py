@@ -229,6 +229,7 @@ def _fail(message: str) -> NoReturn:
 def _need_workbench() -> None:
     from importlib.util import find_spec
 
-    missing = [name for name in ("accelerate", "safetensors", "sklearn", "torchvision") if find_spec(name) is None]
+    needed = ("accelerate", "pycocotools", "safetensors", "sklearn", "torchvision")
+    missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise PskdError(f"this command needs {', '.join(missing)}: pip install 'pskd[workbench]'")

@@ -174,6 +174,13 @@ def test_so_many_images_are_drawn_by_the_seed(own: Path) -> None:
         load("voc_folder", own, ["train"], ["test"], **options)
 
 
+def test_a_split_without_an_object_that_counts_is_refused(own: Path) -> None:
+    write_voc(own, {"d": [DOG]}, suffix=".png")
+    write_split(own, "test", "b", "d")
+    with pytest.raises(PskdError, match=r"data\.test: test of .* has no object to learn or to test"):
+        load("voc_folder", own, ["train"], ["test"])
+
+
 def test_unknown_names_are_told(tmp_path: Path) -> None:
     with pytest.raises(PskdError, match=r"data\.name=vox is unknown: take one of digits, voc"):
         load("vox", tmp_path, ["x"], ["y"])

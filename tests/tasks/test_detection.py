@@ -122,6 +122,28 @@ def test_c4_with_frozen_parts_several_sizes_and_validation(trunk: Path, tmp_path
     assert result["val"]["map50"] >= 0
 
 
+def test_torchvisions_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cache stands in for the network."""
+    from torchvision.models import ResNet18_Weights, resnet18
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    published, cache = resnet18().state_dict(), tmp_path / "hub" / "checkpoints"
+    cache.mkdir(parents=True)
+    torch.save(published, cache / ResNet18_Weights.IMAGENET1K_V1.url.rsplit("/", 1)[1])
+    task = Detection(tiny("torchvision:resnet18", "model.weights=IMAGENET1K_V1", "model.anchors=[]"))
+    started = task.model().state_dict()
+    assert torch.equal(started["backbone.body.part4.1.conv2.weight"], published["layer4.1.conv2.weight"])
+    assert "120 weights taken over, 2 not (fc.weight, fc.bias)" in task.notes[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_first_run_reaches_what_it_promises(tmp_path: Path) -> None:
+    train(resolve(read_recipe("digits"), name="digits"), tmp_path / "trunk")
+    words = [f"model.backbone={tmp_path / 'trunk'}"]
+    assert train(resolve(read_recipe("detection/digits"), words), tmp_path / "run")["map50"] > 0.9
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

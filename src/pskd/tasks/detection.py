@@ -20,6 +20,7 @@ from pskd.data.folder import MEAN, STD
 from pskd.data.view import decode, pixels
 from pskd.engine import build, weights
 from pskd.engine.distributed import Group
+from pskd.engine.files import kind_errors
 from pskd.engine.plan import Step, epoch_plan
 from pskd.engine.run import RunFolder
 from pskd.errors import PskdError
@@ -244,7 +245,8 @@ def predict(
     model = model.to(device).eval()
     resize, channels, classes = Resize(*about["resize"]), about["view"]["channels"], about["classes"]
     folder = draw or run / "drawn"
-    folder.mkdir(parents=True, exist_ok=True)
+    with kind_errors("drawings"):
+        folder.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate(inputs):
         try:
             image = pixels(decode(name, channels))

@@ -92,9 +92,9 @@ def load(
                 raise PskdError(f"data.{split}_images={wanted}: there are {total} in {', '.join(splits[split])}")
             drawn = shuffled(total, 0 if split == "test" else seed, f"{split} images")[:wanted]
             scenes[split] = scenes[split].subset(drawn.sort().values)
-    for split in ("train", "test"):
-        if not len(scenes[split]) or not len(scenes[split].boxes):
-            raise PskdError(f"data.{split}: {', '.join(splits[split])} of '{place}' has no object to learn or to test")
+    for split, parts in splits.items():
+        if parts and bool(scenes[split].difficult.all()):
+            raise PskdError(f"data.{split}: {', '.join(parts)} of '{place}' has no object to learn or to test")
     return DetectionData(
         tuple(classes), scenes["train"], scenes["val"] if splits["val"] else None, scenes["test"], tuple(said)
     )
