@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from pskd import models
-from pskd.data.view import View
 from pskd.errors import PskdError
 from pskd.models.detection import Detector, faster_rcnn, takeover, trunk_of
 
@@ -22,12 +21,9 @@ SMALL = {
 SLIM = {"pyramid_width": 8, "box_width": 16, "rois": 8}
 
 
-def view(channels: int) -> View:
-    return View(channels, (8, 8), None, (0.4,) * channels, (0.3,) * channels)
-
-
 def detector(model: nn.Module, channels: int = 3, **options: object) -> Detector:
-    return faster_rcnn(trunk_of(model, "it"), 3, view(channels), **{**SLIM, **options})  # type: ignore[arg-type]
+    normal = {"mean": (0.4,) * channels, "std": (0.3,) * channels}
+    return faster_rcnn(trunk_of(model, "it"), 3, **{**normal, **SLIM, **options})  # type: ignore[arg-type]
 
 
 def batch(channels: int, *sizes: tuple[int, int]) -> tuple[list[torch.Tensor], list[dict[str, torch.Tensor]]]:
@@ -124,9 +120,8 @@ def test_c4_of_the_paper_at_full_size() -> None:
     """ResNet-152 to stage 3 at stride 16, stage 4 as box head; no memory is used for the weights."""
     with torch.device("meta"):
         classifier = models.create("torchvision:resnet152", 1000, 3)
-        made = faster_rcnn(
-            trunk_of(classifier, "it"), 20, view(3), head="c4", frozen=2, anchors=[128, 256, 512], rois=128
-        )
+        normal = {"mean": (0.4,) * 3, "std": (0.3,) * 3}
+        made = faster_rcnn(trunk_of(classifier, "it"), 20, **normal, head="c4", frozen=2, rois=128)
     assert made.backbone.out_channels == 1024
     assert made.roi_heads.box_roi_pool.scales == [1 / 16]
     assert made.roi_heads.box_roi_pool.output_size == (14, 14)

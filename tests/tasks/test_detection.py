@@ -109,7 +109,7 @@ def test_is_used_without_its_trunks_run(finished: Path, trunk: Path, tmp_path: P
     for answer, size in ((plain, 96), (double, 192)):
         with Image.open(answer.to_dict()["drawing"]) as drawn:
             assert drawn.format == "PNG"
-            assert drawn.size == (size, size)
+            assert drawn.size == (size * (400 // size),) * 2
             red, green, _ = np.asarray(drawn).astype(int).transpose(2, 0, 1)
             assert ((red - green) > 200).sum() > 20
 

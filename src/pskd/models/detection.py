@@ -69,10 +69,20 @@ class Detector(FasterRCNN):  # type: ignore[misc]
     In training ``(images, targets)`` gives the losses by name; else images give boxes, labels (1..K) and scores.
     """
 
-    def __init__(self, backbone: nn.Module, fixed: Sequence[nn.Module], stride: int, view: Any, **parts: Any) -> None:
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        fixed: Sequence[nn.Module],
+        padding: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        **parts: Any,
+    ) -> None:
+        """``fixed``: modules whose batch statistics never change; images are padded to multiples of ``padding``."""
         super().__init__(backbone, **parts)
         # Not torchvision's resizing: it draws sizes from the global random numbers, not from (seed, epoch, sample).
-        self.transform = _Normalize(1, 1, list(view.mean), list(view.std), size_divisible=stride)
+        self.transform = _Normalize(1, 1, list(mean), list(std), size_divisible=padding)
         # In a tuple, or they would be registered a second time.
         self._fixed = tuple(norm for part in fixed for norm in part.modules() if isinstance(norm, nn.BatchNorm2d))
 
@@ -94,8 +104,9 @@ class _Normalize(GeneralizedRCNNTransform):  # type: ignore[misc]
 def faster_rcnn(
     trunk: Trunk,
     num_classes: int,
-    view: Any,
     *,
+    mean: Sequence[float],
+    std: Sequence[float],
     head: Literal["fpn", "c4"] = "fpn",
     frozen: int = 0,
     statistics: Literal["frozen", "trained"] = "frozen",
@@ -111,7 +122,7 @@ def faster_rcnn(
 
     Args:
         num_classes: K, without the background.
-        view: has the ``mean`` and ``std`` of the images' channels, for pixels in 0..1.
+        mean, std: per channel of the images, for pixels in 0..1.
         head: ``"fpn"``: regions are pooled from a pyramid over the stages from ``finest_stride`` on, two linear layers
             judge them. ``"c4"``: from the last stage but one; the last stage judges them.
         frozen: so many parts of the trunk keep their weights and batch statistics: 1 the stem, 2 the first stage too.
@@ -148,9 +159,10 @@ def faster_rcnn(
         predictor_width = box_width
     return Detector(
         backbone,
-        fixed,
-        padding,
-        view,
+        fixed=fixed,
+        padding=padding,
+        mean=mean,
+        std=std,
         rpn_anchor_generator=AnchorGenerator(sizes, (ASPECTS,) * len(sizes)),
         box_roi_pool=_pool(strides, POOLED[head]),
         box_head=box_head,

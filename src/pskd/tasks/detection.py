@@ -30,6 +30,8 @@ from pskd.models.detection import Detector, faster_rcnn, takeover, trunk_of
 from pskd.tasks import classification
 from pskd.tasks.base import Answer, Evaluation, Task
 
+READABLE = 400  # pixels of a drawing's longer side
+
 
 class TrainingBatch(NamedTuple):
     """B images (C, H, W) in 0..1 of their own sizes, and each one's boxes and labels (1..K), as torchvision wants."""
@@ -198,7 +200,8 @@ def _backbone(settings: ModelConfig, channels: int) -> tuple[nn.Module, dict[str
 def _detector(classifier: nn.Module, about: dict[str, Any]) -> Detector:
     options = {key: value for key, value in about["model"].items() if key not in ("name", "backbone", "weights")}
     trunk = trunk_of(classifier, f"{about['model']['backbone']} ({about['trunk']['name']})")
-    return faster_rcnn(trunk, len(about["classes"]), View.from_dict(about["view"]), **options)
+    view = View.from_dict(about["view"])
+    return faster_rcnn(trunk, len(about["classes"]), mean=view.mean, std=view.std, **options)
 
 
 def _rebuilt(about: dict[str, Any]) -> Detector:
@@ -268,11 +271,13 @@ def predict(
 
 
 def _draw(image: Tensor, boxes: Tensor, found: list[dict[str, Any]], file: Path) -> None:
+    """A small image is drawn several times as large, so that its captions can be read."""
     from PIL import Image
     from torchvision.utils import draw_bounding_boxes
 
-    canvas = image.expand(3, -1, -1)
+    times = max(1, READABLE // max(image.shape[1:]))
+    canvas = image.expand(3, -1, -1).repeat_interleave(times, 1).repeat_interleave(times, 2)
     if found:
         captions = [f"{item['class']} {item['score']:.2f}" for item in found]
-        canvas = draw_bounding_boxes(canvas, boxes, captions, colors="red")
+        canvas = draw_bounding_boxes(canvas, boxes * times, captions, colors="red")
     Image.fromarray(canvas.permute(1, 2, 0).numpy()).save(file)
