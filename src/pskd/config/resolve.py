@@ -181,7 +181,11 @@ def _explain(error: ValidationError, kind: type[Config]) -> str:
         hint = f"; did you mean {near[0]}?" if near else ""
         text = f"method: {tag!r} is not a method; allowed are {', '.join(METHODS)}{hint}"
     else:
-        text = f"{key}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}".replace("value error, ", "")
+        given = first["input"]
+        given = (
+            given["name"] if isinstance(given, Mapping) and "name" in given else given
+        )  # method=NAME, as it is written
+        text = f"{key}={given!r}: {first['msg'][0].lower()}{first['msg'][1:]}".replace("value error, ", "")
     return text + (f" (and {more} more)" if more else "")
 
 
