@@ -125,14 +125,18 @@ def predict(
         list[str] | None, typer.Argument(metavar="IMAGE...", help="Image files of any size and mode.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many classes to show.")] = 5,
+    min_score: Annotated[float, typer.Option(min=0, max=1, help="Detectors: the least score to show.")] = 0.5,
+    draw: Annotated[
+        Path | None, typer.Option(help="Detectors: the folder for drawings of the boxes.  [default: RUN/drawn]")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Classify images: the likeliest classes and their probabilities."""
+    """Classify images (the likeliest classes), or find the objects on them (as JSON, and drawn into PNG files)."""
     _need_workbench()
     from pskd import tasks
 
     broken = 0
-    for item in tasks.predict(run, inputs or [], top=top):
+    for item in tasks.predict(run, inputs or [], top=top, min_score=min_score, draw=draw):
         if not isinstance(item, PskdError):
             print(json.dumps(item.to_dict()) if as_json else item.text())
         else:
@@ -225,6 +229,7 @@ def _fail(message: str) -> NoReturn:
 def _need_workbench() -> None:
     from importlib.util import find_spec
 
-    missing = [name for name in ("accelerate", "safetensors", "sklearn", "torchvision") if find_spec(name) is None]
+    needed = ("accelerate", "pycocotools", "safetensors", "sklearn", "torchvision")
+    missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise PskdError(f"this command needs {', '.join(missing)}: pip install 'pskd[workbench]'")

@@ -14,12 +14,15 @@ from pydantic import ValidationError
 
 from pskd.config.base import Section
 from pskd.config.classification import ClassificationConfig
+from pskd.config.detection import DetectionConfig
 from pskd.config.methods import METHODS
 from pskd.config.run import Config
 from pskd.errors import PskdError
 from pskd.recipes import laptop_overlay
 
-TASKS: dict[str, type[Config]] = {kind.model_fields["task"].default: kind for kind in (ClassificationConfig,)}
+TASKS: dict[str, type[Config]] = {
+    kind.model_fields["task"].default: kind for kind in (ClassificationConfig, DetectionConfig)
+}
 LARGEST_FILE = 1_000_000  # bytes of settings
 DEFAULT_TASK = "classification"
 TOP_LEVEL_SHORTS = {"epochs": "train", "seed": "train", "batch_size": "train"}
@@ -186,8 +189,11 @@ def _explain(error: ValidationError, kind: type[Config]) -> str:
         hint = f"; did you mean {near[0]}?" if near else ""
         text = f"method: {tag!r} is not a method; allowed are {', '.join(METHODS)}{hint}"
     else:
+        given = first["input"]
+        if isinstance(given, Mapping) and "name" in given:
+            given = given["name"]  # method=NAME, as it is written
         why = (first["msg"][0].lower() + first["msg"][1:]).removeprefix("value error, ")
-        text = f"{key}={reprlib.repr(first['input'])}: {why}"
+        text = f"{key}={reprlib.repr(given)}: {why}"
     return text + (f" (and {more} more)" if more else "")
 
 

@@ -140,7 +140,7 @@ class OnDisk:
             batch_size=None,
             num_workers=min(workers, len(plan)),
             pin_memory=device.type == "cuda",
-            worker_init_fn=_shield_from_signals,
+            worker_init_fn=shield_from_signals,
             # Without its own generator each loader would take a number from torch's global one, and a run that was
             # resumed within an epoch would go on with other random numbers than an undisturbed one.
             generator=torch.Generator(),
@@ -189,7 +189,7 @@ class _Decoder(Dataset[Tensor | str]):
         return self.augment.open(path, index, seed=self.seed, epoch=self.epoch)
 
 
-def _shield_from_signals(_worker: int) -> None:
+def shield_from_signals(_worker: int) -> None:
     """Ctrl-C and a job's end are sent to the whole process group: only the main process shall answer them.
 
     It still needs its workers for the step it finishes before it saves, and ends them itself; they notice when it dies.

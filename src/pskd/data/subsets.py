@@ -57,14 +57,14 @@ def hold_out(data: ImageData, fraction: float, seed: int) -> ImageData:
         raise PskdError(
             f"data.val_fraction={fraction} of {total} training samples leaves none on one side: take e.g. 0.1"
         )
-    order = _shuffled(total, seed, "validation")
+    order = shuffled(total, seed, "validation")
     val, train = order[:held_out].sort().values, order[held_out:].sort().values
     return replace(data, train=data.train.subset(train), val=data.train.subset(val))
 
 
 def drawn_per_class(labels: Tensor, counts: Tensor, seed: int, stream: str) -> Tensor:
     """Draw ``counts[c]`` random samples of each class c: a mask (N,) over ``labels`` (N,)."""
-    order = _shuffled(len(labels), seed, stream)
+    order = shuffled(len(labels), seed, stream)
     by_class = order[labels[order].argsort(stable=True)]  # class after class, shuffled inside
     sizes = labels.bincount(minlength=len(counts))
     rank = torch.arange(len(labels)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
@@ -73,5 +73,6 @@ def drawn_per_class(labels: Tensor, counts: Tensor, seed: int, stream: str) -> T
     return drawn
 
 
-def _shuffled(total: int, seed: int, stream: str) -> Tensor:
+def shuffled(total: int, seed: int, stream: str) -> Tensor:
+    """0..total-1 in a random order."""
     return uniform(torch.arange(total), seed=seed, epoch=0, stream=stream).squeeze(1).argsort(stable=True)

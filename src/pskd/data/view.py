@@ -55,20 +55,15 @@ class View:
 
     def open(self, source: Source) -> Tensor:
         """Read an image file as uint8 (C, H, W): scaled and cut out as evaluation sees it."""
-        return _pixels(self._centre(self.decode(source)))
+        return pixels(self._centre(self.decode(source)))
 
     def decode(self, source: Source) -> Image.Image:
-        """Read an image file in its own size, upright, as 8-bit grey or RGB; of an animation the first frame."""
-        try:
-            with Image.open(source) as image:
-                return _convert(ImageOps.exif_transpose(image), "L" if self.channels == 1 else "RGB")
-        except Exception as error:  # on damaged files Pillow's decoders raise whatever they stumble over
-            name = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", "a stream")
-            raise PskdError(f"cannot read image '{os.fspath(name)}' ({reason(error)}): repair or remove it") from error
+        """Read an image file in its own size, upright, in this view's channels."""
+        return decode(source, self.channels)
 
     def cut(self, image: Image.Image, box: tuple[int, int, int, int]) -> Tensor:
         """A box (left, top, right, bottom) of a decoded image, scaled to the view's size: uint8 (C, H, W)."""
-        return _pixels(image.crop(box).resize(self.size[::-1], Image.Resampling.BILINEAR))
+        return pixels(image.crop(box).resize(self.size[::-1], Image.Resampling.BILINEAR))
 
     def normalize(self, images: Tensor) -> Tensor:
         """Pixels in 0..255 (uint8 or float, (B, C, H, W)) as the model's float32 input on the same device."""
@@ -93,6 +88,16 @@ class View:
         return image.crop((left, top, left + width, top + height))
 
 
+def decode(source: Source, channels: int) -> Image.Image:
+    """Read an image file in its own size, upright, as 8-bit grey (1) or RGB (3); of an animation the first frame."""
+    try:
+        with Image.open(source) as image:
+            return _convert(ImageOps.exif_transpose(image), "L" if channels == 1 else "RGB")
+    except Exception as error:  # on damaged files Pillow's decoders raise whatever they stumble over
+        name = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", "a stream")
+        raise PskdError(f"cannot read image '{os.fspath(name)}' ({reason(error)}): repair or remove it") from error
+
+
 def _middle(image: Image.Image, limit: float) -> Image.Image:
     """A very long image's middle: of 1 x 10,000 pixels little is seen, but scaled up whole it would fill the memory."""
     if max(image.size) <= limit:
@@ -110,6 +115,7 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
     return image.convert(mode)
 
 
-def _pixels(image: Image.Image) -> Tensor:
-    pixels = torch.from_numpy(np.array(image))
-    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()
+def pixels(image: Image.Image) -> Tensor:
+    """A grey or RGB image as uint8 (C, H, W)."""
+    values = torch.from_numpy(np.array(image))
+    return values[None] if values.ndim == 2 else values.permute(2, 0, 1).contiguous()

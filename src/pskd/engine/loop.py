@@ -122,6 +122,8 @@ class Trainer:
         with Progress(total, done, self.task.unit, shown=shown, log=self.run.log) as progress, _signals() as asked:
             for note in notes:
                 progress.line(note)
+            for note in () if newest else self.task.notes:
+                progress.line(note, minor=True)
             while self.epoch < epochs:
                 self.train_epoch(progress, asked)
                 self.end_epoch(progress)

@@ -24,4 +24,9 @@ METRICS = {
     "ece": Metric("ECE (%)", "{:.2f}", "ECE {:.2f}%"),
     "aurc": Metric("AURC (x1000)", "{:.2f}", "AURC {:.2f}"),
     "e_aurc": Metric("E-AURC (x1000)", "{:.2f}"),
+    "map50": Metric("mAP at IoU 0.5", "{:.4f}", "mAP@0.5 {:.3f}", higher_is_better=True),
+    "map50_11point": Metric("... 11-point", "{:.4f}", higher_is_better=True),
+    "coco_ap": Metric("COCO AP", "{:.4f}", "COCO AP {:.3f}", higher_is_better=True),
+    "coco_ap50": Metric("COCO AP50", "{:.4f}", higher_is_better=True),
+    "coco_ap75": Metric("COCO AP75", "{:.4f}", higher_is_better=True),
 }

@@ -29,8 +29,10 @@ def create_external(name: str, num_classes: int, in_channels: int, options: dict
         return build(module, member, num_classes, in_channels, options)
     except PskdError:
         raise
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, KeyError) as error:
         raise PskdError(f"model {name!r} refuses its options {options}: {error}") from error
+    except OSError as error:
+        raise PskdError(f"model {name!r}: its weights {options} cannot be fetched ({error})") from error
 
 
 def _torchvision(

@@ -11,12 +11,18 @@ PAPER_COLUMNS = ("top1_error", "top5_error", "nll", "ece", "aurc")
 
 
 def result_lines(result: Mapping[str, Any]) -> list[str]:
-    """One run's metrics, a line each."""
-    return [
+    """One run's metrics, a line each; a detector's AP of each class too."""
+    lines = [
         f"{metric.title:<16}{metric.form.format(result[name]):>9}{_remark(name, result)}"
         for name, metric in METRICS.items()
         if name in result
     ]
+    if by_class := result.get("ap_per_class"):
+        width = max(map(len, ["AP at IoU 0.5", *by_class]))
+        lines += ["", f"{'AP at IoU 0.5':<{width}}    area  11-point"]
+        other = result["ap_per_class_11point"]
+        lines += [f"{name:<{width}}  {value:>7.4f}   {other[name]:>7.4f}" for name, value in by_class.items()]
+    return lines
 
 
 def comparison(results: Mapping[str, Mapping[str, Any]], metrics: tuple[str, ...]) -> list[str]:

@@ -16,9 +16,12 @@ from pskd.methods.base import Loss, Method
 
 
 class Evaluation(NamedTuple):
-    """Metrics in the paper's units by name, and the predictions they were computed from (for predictions.npz)."""
+    """Metrics in the paper's units by name, and the predictions they were computed from (for predictions.npz).
 
-    metrics: dict[str, float]
+    A metric is a number, or numbers by class.
+    """
+
+    metrics: dict[str, Any]
     predictions: dict[str, np.ndarray]
 
 
@@ -43,10 +46,15 @@ class Task(ABC):
     fingerprint: str  # of the training data
     has_validation: bool
     selects_by: str  # the metric of `metrics.catalogue` that chooses the best epoch on the validation split
+    notes: Sequence[str] = ()  # what the log shall say of data and model; the screen shows the first line
 
     @abstractmethod
     def model(self) -> nn.Module:
         """The model, freshly initialised."""
+
+    def rebuilt(self, about: dict[str, Any]) -> nn.Module:
+        """The model of a finished run from its ``metadata``, for its weights to be read into."""
+        return self.model()
 
     @abstractmethod
     def plan(self, epoch: int, group: Group) -> list[Step]:

@@ -1,0 +1,210 @@
+"""A detector from its trunk to its drawings, in the same loop as a classifier."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import metrics_of, small
+from PIL import Image
+from processes import in_child
+from safetensors.torch import load_file
+
+from pskd.config import Config, resolve
+from pskd.engine.loop import train
+from pskd.engine.use import evaluate
+from pskd.errors import PskdError
+from pskd.metrics.detection import Detections, Objects, voc_average_precision
+from pskd.recipes import read_recipe
+from pskd.report.tables import result_lines
+from pskd.tasks import predict
+from pskd.tasks.detection import Detection
+
+TINY = (
+    "data.train_images=12",
+    "data.test_images=7",
+    "model.pyramid_width=8",
+    "model.box_width=16",
+    "model.rois=8",
+    "epochs=2",
+    "eval.every=1",
+)
+
+
+def tiny(backbone: object, *overrides: str) -> Config:
+    """12 scenes, 2 epochs of 3 steps."""
+    return resolve(read_recipe("detection/digits"), [*TINY, f"model.backbone={backbone}", *overrides], name="tiny")
+
+
+@pytest.fixture(scope="module")
+def trunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trunk") / "run"
+    train(small("epochs=1"), out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def finished(trunk: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("detector") / "run"
+    train(tiny(trunk), out)
+    return out
+
+
+def test_what_a_run_leaves_behind(finished: Path, trunk: Path) -> None:
+    result = json.loads((finished / "result.json").read_text())
+    assert {"map50", "map50_11point", "ap_per_class", "coco_ap", "coco_ap50", "coco_ap75"} <= set(result)
+    log = (finished / "log.txt").read_text()
+    assert f"trunk from {trunk}: 42 weights taken over, 2 not (fc.weight, fc.bias)" in log
+    assert "stages.2.0.residual.1.0.weight" in log
+    assert "roi_heads.box_predictor.cls_score.weight" in log
+    table = result_lines({**result, "ap_per_class": {"0": 0.5}, "ap_per_class_11point": {"0": 0.25}})
+    assert table[-1].split() == ["0", "0.5000", "0.2500"]
+    with np.load(finished / "predictions.npz", allow_pickle=False) as stored:
+        objects = Objects(*(stored[f"object_{name}"] for name in Objects._fields))
+        detections = Detections(*(stored[f"detected_{name}"] for name in Detections._fields))
+        classes = stored["classes"].tolist()
+    area = voc_average_precision(objects, detections, len(classes)).area
+    assert np.nanmean(area) == pytest.approx(result["map50"])
+    assert {c: a for c, a in zip(classes, area, strict=True) if np.isfinite(a)} == pytest.approx(result["ap_per_class"])
+
+
+def test_the_trunk_is_where_training_starts(trunk: Path) -> None:
+    started, source = Detection(tiny(trunk)).model().state_dict(), load_file(trunk / "model.safetensors")
+    assert torch.equal(started["backbone.body.part0.0.weight"], source["stem.0.weight"])
+    assert torch.equal(
+        started["backbone.body.part3.0.residual.1.1.running_var"], source["stages.2.0.residual.1.1.running_var"]
+    )
+
+
+def test_is_used_without_its_trunks_run(finished: Path, trunk: Path, tmp_path: Path) -> None:
+    """And boxes come out in the pixels of the image as it was given."""
+    result = json.loads((finished / "result.json").read_text())
+    image = Detection(tiny(trunk)).data.test.source[0, 0].numpy()
+    moved = trunk.with_name("elsewhere")
+    trunk.rename(moved)
+    try:
+        assert evaluate(finished, "test")["map50"] == result["map50"]
+        for size in (96, 192):
+            Image.fromarray(image).resize((size, size)).save(tmp_path / f"{size}.png")
+        (tmp_path / "broken.png").write_bytes(b"")
+        inputs = [str(tmp_path / name) for name in ("96.png", "broken.png", "192.png")]
+        plain, broken, double = predict(finished, inputs, min_score=0.0, draw=tmp_path / "drawn", top=5)
+    finally:
+        moved.rename(trunk)
+    assert isinstance(broken, PskdError)
+    assert json.loads(plain.text()) == plain.to_dict()
+    found = plain.to_dict()["objects"]
+    assert found
+    assert set(found[0]) == {"class", "score", "box"}
+    edges = np.array([item["box"] for item in double.to_dict()["objects"]])
+    assert edges.max() > 96
+    for answer, size in ((plain, 96), (double, 192)):
+        with Image.open(answer.to_dict()["drawing"]) as drawn:
+            assert drawn.format == "PNG"
+            assert drawn.size == (size * (400 // size),) * 2
+            red, green, _ = np.asarray(drawn).astype(int).transpose(2, 0, 1)
+            assert ((red - green) > 200).sum() > 20
+
+
+def test_c4_with_frozen_parts_several_sizes_and_validation(trunk: Path, tmp_path: Path) -> None:
+    words = ("model.head=c4", "model.anchors=[]", "model.frozen=1", "model.statistics=frozen", "data.val_images=3")
+    sizes = ("augment.sizes=[48,64]", "augment.flip=true", "data.image_size=64", "data.test_images=3", "epochs=1")
+    result = train(tiny(trunk, *words, *sizes), tmp_path / "run")
+    assert result["best"]["epoch"] == 1
+    assert result["val"]["map50"] >= 0
+
+
+def test_torchvisions_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cache stands in for the network."""
+    from torchvision.models import ResNet18_Weights, resnet18
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    published, cache = resnet18().state_dict(), tmp_path / "hub" / "checkpoints"
+    cache.mkdir(parents=True)
+    torch.save(published, cache / ResNet18_Weights.IMAGENET1K_V1.url.rsplit("/", 1)[1])
+    task = Detection(tiny("torchvision:resnet18", "model.weights=IMAGENET1K_V1", "model.anchors=[]"))
+    started = task.model().state_dict()
+    assert torch.equal(started["backbone.body.part4.1.conv2.weight"], published["layer4.1.conv2.weight"])
+    assert "120 weights taken over, 2 not (fc.weight, fc.bias)" in task.notes[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_first_run_reaches_what_it_promises(tmp_path: Path) -> None:
+    train(resolve(read_recipe("digits"), name="digits"), tmp_path / "trunk")
+    words = [f"model.backbone={tmp_path / 'trunk'}"]
+    assert train(resolve(read_recipe("detection/digits"), words), tmp_path / "run")["map50"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("model.backbone=",), "model.backbone is missing"),
+        (("model.backbone=no/run",), "model.backbone=no/run: there is no such run folder"),
+        (("model.backbone=torchvision:squeezenet1_1",), "torchvision:squeezenet1_1 .* cannot be a trunk"),
+        (("model.backbone=resnet9",), "model 'resnet9' is unknown"),
+        (("model.weights=DEFAULT",), "model.weights=DEFAULT is for torchvision's models"),
+        (("model.backbone=torchvision:resnet18", "model.weights=NONE_OF_THEM"), "refuses its options"),
+        (
+            ("method=ps_kd",),
+            "method='ps_kd': a detector takes hard only; other methods reach it through its trunk, model.backbone=RUN",
+        ),
+        (("model.heads=c4",), "did you mean model.head?"),
+        (("data=voc",), "needs data.root"),
+    ],
+)
+def test_mistakes_end_in_one_line(words: tuple[str, ...], message: str, trunk: Path, tmp_path: Path) -> None:
+    with pytest.raises(PskdError, match=message):
+        train(tiny(trunk, *words), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_runs_that_cannot_give_a_trunk(finished: Path, trunk: Path, tmp_path: Path) -> None:
+    with pytest.raises(PskdError, match="is a run of detection, not of classification"):
+        train(tiny(finished), tmp_path / "run")
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(trunk, unfinished)
+    (unfinished / "model.safetensors").unlink()
+    with pytest.raises(PskdError, match="it is not a finished run"):
+        train(tiny(unfinished), tmp_path / "run")
+
+
+def test_killed_and_resumed_equals_undisturbed(trunk: Path, finished: Path, tmp_path: Path) -> None:
+    out, config = tmp_path / "run", tiny(trunk, "train.save_every=1 steps")
+
+    def newest() -> str:
+        return max((folder.name for folder in (out / "checkpoints").glob("0*")), default="")
+
+    for _ in range(3):  # each time soon after one step more than the time before
+        before, child = newest(), in_child(lambda: train(config, out, resume=True))
+        while newest() == before:
+            time.sleep(0.002)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert not (out / "result.json").exists()
+    train(config, out, resume=True)
+    ours, theirs = load_file(out / "model.safetensors"), load_file(finished / "model.safetensors")
+    assert metrics_of(out) == metrics_of(finished)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_two_processes_have_exact_metrics(trunk: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [*TINY, "data.train_images=9", "epochs=1", f"model.backbone={trunk}"]
+    command = [*torchrun, "-m", "pskd", "train", "detection/digits", *words, "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    result, alone = json.loads((out / "result.json").read_text()), evaluate(out, "test")
+    assert result["processes"] == 2
+    assert alone["ap_per_class"] == pytest.approx(result["ap_per_class"])
+    assert [alone[name] for name in ("map50", "coco_ap")] == pytest.approx([result[n] for n in ("map50", "coco_ap")])
