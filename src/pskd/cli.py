@@ -27,12 +27,24 @@ recipes_app = typer.Typer(
     help="Ready-made settings: list them, look at one, copy one to start your own.", no_args_is_help=True
 )
 app.add_typer(recipes_app, name="recipes")
+study_app = typer.Typer(
+    help="Many runs as one: methods x models x seeds, on one machine or many.", no_args_is_help=True
+)
+app.add_typer(study_app, name="study")
 
 # Some versions of typer bring their own click, others import it: this is the one in use.
 _UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for machines.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+StudyPath = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study.")]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PSKD_STORAGE",
+        help="The queue: an Optuna URL, such as postgresql+psycopg://user@host/name.  [default: a file in the folder]",
+    ),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -163,6 +175,74 @@ def ensemble(
         print("\n".join([*comparison(results, PAPER_COLUMNS), f"(ECE with {bins} bins; * is the best of a column)"]))
 
 
+@study_app.command(
+    "run",
+    epilog="Examples:\n\n"
+    "  pskd study run studies/digits --out runs/digits-study\n\n"
+    "  pskd study run studies/table1 --out runs/table1 data.root=DIR scale=laptop model=ResNet-18 seed=0,1",
+)
+def study_run(
+    name: Annotated[str, typer.Argument(metavar="STUDY|FILE.yaml", help="A study (pskd recipes ls lists them).")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Changes in every cell, in those of one recipe (RECIPE:KEY=VALUE), or a choice of an axis's values.",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The study's folder.  [default: runs/STUDY]")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="How many cells to train at a time.")] = None,
+    storage: Storage = None,
+) -> None:
+    """Train all cells of a study that are not done yet."""
+    _need_workbench()
+    from pskd.study.cells import Study
+    from pskd.study.worker import run
+
+    out = out or Path("runs") / name.removesuffix(".yaml").replace("/", "-")
+    study = Study.begin(name, words or [], out)
+    try:
+        complete = run(study, workers, storage, lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where it was", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if not complete:
+        raise typer.Exit(1)
+
+
+@study_app.command("work", epilog="Example:\n\n  pskd study work runs/digits-study")
+def study_work(folder: StudyPath, storage: Storage = None) -> None:
+    """Join a study as one more worker, from this machine or another that sees the same folder."""
+    _need_workbench()
+    from pskd.study.cells import Study
+    from pskd.study.queue import Queue
+    from pskd.study.worker import Worker
+
+    Worker(Queue(Study.load(folder), storage)).work()
+
+
+@study_app.command("status", epilog="Example:\n\n  pskd study status runs/digits-study")
+def study_status(folder: StudyPath, storage: Storage = None) -> None:
+    """Say which cells are done, running, waiting or failed, and how long it will take."""
+    _need_workbench()
+    from pskd.study.cells import Study
+    from pskd.study.queue import Queue
+    from pskd.study.worker import status_lines
+
+    print("\n".join(status_lines(Queue(Study.load(folder), storage))))
+
+
+@study_app.command("stop", epilog="Example:\n\n  pskd study stop runs/digits-study")
+def study_stop(folder: StudyPath, storage: Storage = None) -> None:
+    """Ask all workers of a study, on all machines, to save their cells and leave."""
+    _need_workbench()
+    from pskd.study.cells import Study
+    from pskd.study.queue import Queue
+
+    Queue(Study.load(folder), storage).stop()
+    print("the workers save their cells and leave; pskd study run goes on where they were")
+
+
 @recipes_app.command("ls")
 def recipes_ls() -> None:
     """List the recipes."""
@@ -225,6 +305,7 @@ def _fail(message: str) -> NoReturn:
 def _need_workbench() -> None:
     from importlib.util import find_spec
 
-    missing = [name for name in ("accelerate", "safetensors", "sklearn", "torchvision") if find_spec(name) is None]
+    needed = ("accelerate", "jinja2", "matplotlib", "optuna", "safetensors", "sklearn", "torchvision")
+    missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise PskdError(f"this command needs {', '.join(missing)}: pip install 'pskd[workbench]'")

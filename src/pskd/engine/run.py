@@ -18,6 +18,10 @@ from pskd.engine.files import kind_errors, write_atomic
 from pskd.errors import PskdError
 
 
+class InUse(PskdError):
+    """Another process writes to this run folder."""
+
+
 class RunFolder:
     """One run's folder. A process that writes holds its lock, which ends with the process, however that ends."""
 
@@ -41,7 +45,7 @@ class RunFolder:
         try:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by loader processes
         except (BlockingIOError, PermissionError):
-            raise PskdError(f"{self.path} is in use by another process: wait for it, or choose another --out") from None
+            raise InUse(f"{self.path} is in use by another process: wait for it, or choose another --out") from None
         stored = self.config() if self.config_file.exists() else None
         if resume and stored is None and config is None:
             raise PskdError(f"{self.path} has no config.yaml to resume from: name the recipe too, or check --out")
