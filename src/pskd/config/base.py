@@ -71,7 +71,8 @@ class TrainConfig(Section):
     """`batch_size` is the samples of one optimizer step over all processes; `accumulate` cuts it into parts.
 
     `threads` are the CPU threads of a process, by default torch's choice. One is best for tiny models, and on a machine
-    that others use: threads wait for each other in every operation.
+    that others use: threads wait for each other in every operation. `history` records the probabilities of every
+    training sample in every epoch, 5 bytes each.
     """
 
     epochs: Count = 300
@@ -86,6 +87,7 @@ class TrainConfig(Section):
     compile: bool = False
     save_every: str = "2 minutes"
     keep_last: Count = 2
+    history: bool = True
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
 
     @field_validator("save_every", mode="before")

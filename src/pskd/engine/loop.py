@@ -25,6 +25,7 @@ from pskd.engine import build, checkpoint, weights
 from pskd.engine.checkpoint import Checkpoints
 from pskd.engine.distributed import CONTINUE, SAVE, STOP, Group
 from pskd.engine.files import kind_errors, write_atomic, write_json
+from pskd.engine.history import History
 from pskd.engine.progress import Progress
 from pskd.engine.record import epoch_line, provenance
 from pskd.engine.run import RunFolder
@@ -83,6 +84,9 @@ class Trainer:
         self.steps_per_epoch = len(task.plan(0, self.group))
         calls = self.steps_per_epoch * self.settings.accumulate
         self.method = build.method(config, task, model, calls, run.path, self.group)
+        recorded = task.num_samples if task.records_history and self.settings.history else 0
+        self.history = task.history = History(run.history_file, recorded, self.device)
+        self.history.attach(self.method)
         torch.manual_seed(self.settings.seed + 1 + self.group.rank)  # each process drops out other units
         self.checkpoints = Checkpoints(
             run.checkpoints, self.settings.keep_last, leader=self.group.leader, barrier=self.group.barrier
@@ -110,6 +114,7 @@ class Trainer:
             notes.append(f"resuming at epoch {self.epoch + 1}, step {self.step}")
         if self.group.leader:
             self.run.keep_metrics(self.epoch)
+            self.history.cut(self.epoch)
         self.group.barrier()
         epochs = self.settings.epochs
         total, done = epochs * self.steps_per_epoch, self.epoch * self.steps_per_epoch + self.step
@@ -187,6 +192,7 @@ class Trainer:
         self.epoch_seconds.append(seconds)
         self.epoch, self.step, self.seconds_before = self.epoch + 1, 0, 0.0
         self.loss_sum.zero_()
+        self.history.end_epoch(self.group)
         if self.group.leader:
             self.run.append_metrics(record)
         self.accelerator.log({k: v for k, v in flat(record, "/").items() if k != "epoch"}, step=self.epoch)
@@ -230,7 +236,9 @@ class Trainer:
         if self.device.type == "cuda":
             own["cuda_rng"] = torch.cuda.get_rng_state(self.device)
         parts: dict[str, Any] = {f"process-{self.group.rank}": own}
+        recorded = self.history.state(self.group)
         if self.group.leader:
+            parts["history"] = recorded
             parts["progress"] = here
             parts["model"] = self.weights.state_dict()
             parts["optimizer"] = self.optimizer.state_dict()
@@ -250,6 +258,8 @@ class Trainer:
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(checkpoint.load(folder, "scaler"))
         self.method.load_state_dict(checkpoint.load(folder, "method"))
+        if self.group.leader and (folder / "history.pt").exists():
+            self.history.load(checkpoint.load(folder, "history"))
         if (folder / f"process-{self.group.rank}.pt").exists():
             own = checkpoint.load(folder, f"process-{self.group.rank}")
             self.loss_sum.copy_(own["loss_sum"])

@@ -1,6 +1,6 @@
 """A run folder: everything that a run leaves behind, and all that a report needs.
 
-config.yaml  metrics.jsonl  result.json  model.safetensors  checkpoints/  predictions.npz  log.txt
+config.yaml  metrics.jsonl  history.bin  result.json  model.safetensors  checkpoints/  predictions.npz  log.txt
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class RunFolder:
         self.model_file = path / "model.safetensors"
         self.best_model_file = path / "best.safetensors"
         self.predictions_file = path / "predictions.npz"
+        self.history_file = path / "history.bin"
         self.log_file = path / "log.txt"
         self.checkpoints = path / "checkpoints"
         self._lock: int | None = None

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pskd.engine.distributed import Group
+from pskd.engine.history import History
 from pskd.engine.plan import Step
 from pskd.methods.base import Loss, Method
 
@@ -42,6 +43,8 @@ class Task(ABC):
     num_samples: int  # rows that a bank needs
     fingerprint: str  # of the training data
     has_validation: bool
+    records_history = False  # whether `loss` notes every sample in `history`
+    history: History | None = None  # given by the engine
     selects_by: str  # the metric of `metrics.catalogue` that chooses the best epoch on the validation split
 
     @abstractmethod

@@ -43,6 +43,7 @@ class Classification(Task):
     """Images in, one of K classes out."""
 
     unit = "img"
+    records_history = True
     selects_by = "top1_error"
 
     def __init__(self, config: ClassificationConfig) -> None:
@@ -109,7 +110,11 @@ class Classification(Task):
             if "teacher_logits" in method.needs:
                 assert self.teacher is not None
                 given["teacher_logits"] = self.teacher.to(batch.inputs.device)(batch.inputs)
-        return method.loss(model(batch.inputs), batch.labels, **given)
+        logits = model(batch.inputs)
+        loss = method.loss(logits, batch.labels, **given)
+        if self.history is not None and real:
+            self.history.record(batch.index, logits.detach(), batch.labels, batch.distilled)
+        return loss
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, split: str, device: torch.device, group: Group) -> Evaluation:
