@@ -175,6 +175,24 @@ def ensemble(
         print("\n".join([*comparison(results, PAPER_COLUMNS), f"(ECE with {bins} bins; * is the best of a column)"]))
 
 
+@app.command(
+    epilog="Examples:\n\n"
+    "  pskd report runs/digits-study\n\n"
+    "  pskd report runs/plain runs/ps_kd -o report.html --figures figures --tables tables"
+)
+def report(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN|STUDY...", help="Finished runs, and studies' folders.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    figures: Annotated[Path | None, typer.Option(help="Also save each figure there: SVG, PDF and PNG.")] = None,
+    tables: Annotated[Path | None, typer.Option(help="Also save each table there: CSV, LaTeX and Markdown.")] = None,
+) -> None:
+    """Make one page about runs and studies: comparison, calibration, training, samples."""
+    _need_workbench()
+    from pskd.report.page import report as write
+
+    print("report:", *write(paths, out, figures, tables))
+
+
 @study_app.command(
     "run",
     epilog="Examples:\n\n"
@@ -194,8 +212,9 @@ def study_run(
     workers: Annotated[int | None, typer.Option(min=1, help="How many cells to train at a time.")] = None,
     storage: Storage = None,
 ) -> None:
-    """Train all cells of a study that are not done yet."""
+    """Train all cells of a study that are not done yet, and make its page."""
     _need_workbench()
+    from pskd.report.page import report as write
     from pskd.study.cells import Study
     from pskd.study.worker import run
 
@@ -206,6 +225,7 @@ def study_run(
     except KeyboardInterrupt:
         print("stopped; the same command goes on where it was", file=sys.stderr)
         raise typer.Exit(130) from None
+    print("report:", *write([out], out / "report.html"))
     if not complete:
         raise typer.Exit(1)
 

@@ -205,8 +205,11 @@ class Trainer:
         """The last epoch's results; the best epoch's too, if there is a validation split to choose it on."""
         final = self.task.evaluate(self.weights, "test", self.device, self.group)
         result: dict[str, Any] = {**final.metrics, "epoch": self.epoch}
+        predictions = final.predictions
         if self.task.has_validation:
-            result["val"] = self.task.evaluate(self.weights, "val", self.device, self.group).metrics
+            validation = self.task.evaluate(self.weights, "val", self.device, self.group)
+            result["val"] = validation.metrics
+            predictions = predictions | {f"val_{name}": array for name, array in validation.predictions.items()}
         if self.group.leader:
             weights.save(self.weights, self.run.model_file, self.task.metadata())
         if self.best is not None:
@@ -217,7 +220,7 @@ class Trainer:
         result.update(provenance(self.config, self.task, self.weights, self.group.world, self.epoch_seconds))
         if self.group.leader:
             arrays = io.BytesIO()
-            np.savez(arrays, allow_pickle=False, **final.predictions)
+            np.savez(arrays, allow_pickle=False, **predictions)
             write_atomic(self.run.predictions_file, arrays.getvalue())
             write_json(self.run.result_file, result)
         self.group.barrier()

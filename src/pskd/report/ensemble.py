@@ -25,15 +25,16 @@ class Predictions(NamedTuple):
     fingerprint: str
 
 
-def read(run: Path) -> Predictions:
-    """The stored predictions of a finished run."""
+def read(run: Path, split: str = "test") -> Predictions:
+    """The stored predictions of a finished run on its split "test" or "val"."""
     path = RunFolder(run).predictions_file
     if not path.is_file():
         raise PskdError(f"{run} has no predictions.npz: it is not a finished run (pskd train --resume finishes one)")
     try:
         with np.load(path, allow_pickle=False) as file:
-            probs, labels = torch.from_numpy(file["probs"]), torch.from_numpy(file["labels"])
-            return Predictions(probs, labels, tuple(file["classes"].tolist()), str(file["fingerprint"]))
+            of = "val_" if split == "val" else ""
+            probs, labels = torch.from_numpy(file[f"{of}probs"]), torch.from_numpy(file[f"{of}labels"])
+            return Predictions(probs, labels, tuple(file[f"{of}classes"].tolist()), str(file[f"{of}fingerprint"]))
     except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
         raise PskdError(
             f"{path} cannot be read ({str(error).splitlines()[0]}): it is damaged, or of another version"

@@ -67,6 +67,12 @@ class Task(ABC):
     def evaluate(self, model: nn.Module, split: str, device: torch.device, group: Group) -> Evaluation:
         """Metrics on the split "val" or "test", exact over processes."""
 
+    test_fingerprint: str | None = None  # of the test data, for tasks that have pictures
+
+    def picture(self, index: int) -> np.ndarray | None:
+        """The test sample ``index`` as an image, (H, W, C) uint8, for tasks that have images."""
+        return None
+
     @abstractmethod
     def metadata(self) -> dict[str, Any]:
         """What is needed beside the weights to predict; saved inside model.safetensors."""

@@ -16,6 +16,7 @@ from pskd.augment.mix import Mix
 from pskd.config import CSKDConfig, TFKDConfig
 from pskd.config.classification import ClassificationConfig
 from pskd.data import View
+from pskd.data.splits import InMemory
 from pskd.engine import build, weights
 from pskd.engine.distributed import Group
 from pskd.engine.plan import Step, epoch_plan
@@ -137,6 +138,15 @@ class Classification(Task):
             "fingerprint": np.array(samples.fingerprint),
         }
         return Evaluation(metrics, predictions)
+
+    @property
+    def test_fingerprint(self) -> str:  # type: ignore[override]
+        return self.data.test.fingerprint
+
+    def picture(self, index: int) -> np.ndarray:
+        test = self.data.test
+        pixels = test.images[index] if isinstance(test, InMemory) else test.view.open(test.root / test.paths[index])
+        return pixels.permute(1, 2, 0).numpy()
 
     def _load_teacher(self) -> nn.Module | None:
         settings = self.config.method
