@@ -15,20 +15,22 @@ import torch
 from helpers import in_child, small
 
 from pskd.engine.distributed import Group
-from pskd.engine.history import History, only_rescaled, read
+from pskd.engine.history import Epochs, History, only_rescaled, read
 from pskd.engine.loop import train
 from pskd.targets import Past
 
 HERE = torch.device("cpu")
 
 
-def recorded(tmp_path: Path, *batches: tuple[object, ...], num_samples: int = 6) -> object:
+def recorded(tmp_path: Path, *batches: tuple[object, ...], num_samples: int = 6) -> Epochs:
     history = History(tmp_path / "history.bin", num_samples, HERE)
     history.cut(0)
     for batch in batches:
         history.record(*batch)  # type: ignore[arg-type]
     history.end_epoch(Group())
-    return read(history.path)
+    found = read(history.path)
+    assert found is not None
+    return found.of()
 
 
 def test_probabilities_are_those_of_the_softmax(tmp_path: Path) -> None:
@@ -94,8 +96,12 @@ def test_a_killed_run_records_the_same(tmp_path: Path, undisturbed: Callable[...
         os.waitpid(child, 0)
     whole = undisturbed("epochs=6")
     assert (out / "history.bin").read_bytes() == (whole / "history.bin").read_bytes()
-    found = read(out / "history.bin")
-    assert found is not None
+    recorded = read(out / "history.bin")
+    assert recorded is not None
+    found = recorded.of()
+    np.testing.assert_array_equal(recorded.times_correct(), found.correct.sum(0))
+    part = recorded.of([4, 5], np.array([3, 7]))
+    np.testing.assert_array_equal(part.wrong, found.wrong[4:, [3, 7]])
     assert found.target.shape == (6, 200)
     assert not np.isnan(found.target).any()
     assert not found.rescaled[0].any()  # there is no past in the first epoch
@@ -110,9 +116,9 @@ def test_it_can_be_turned_off_and_missing_epochs_are_unseen(tmp_path: Path) -> N
     history.cut(2)  # a run that went on with recording after two epochs without
     history.record(torch.arange(4), torch.zeros(4, 3), torch.zeros(4, dtype=torch.long), None)
     history.end_epoch(Group())
-    found = read(history.path)
-    assert found is not None
-    assert np.isnan(found.target).all(1).tolist() == [True, True, False]
+    late = read(history.path)
+    assert late is not None
+    assert np.isnan(late.of().target).all(1).tolist() == [True, True, False]
 
 
 def test_training_does_not_depend_on_it(tmp_path: Path, undisturbed: Callable[..., Path]) -> None:

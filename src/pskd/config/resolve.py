@@ -21,6 +21,7 @@ from pskd.recipes import laptop_overlay
 TASKS: dict[str, type[Config]] = {kind.model_fields["task"].default: kind for kind in (ClassificationConfig,)}
 DEFAULT_TASK = "classification"
 TOP_LEVEL_SHORTS = {"epochs": "train", "seed": "train", "batch_size": "train"}
+SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is that in C, ten times as fast
 NAMED_SECTIONS = ("data", "model", "method")
 
 
@@ -67,7 +68,7 @@ def validated(tree: Mapping[str, Any]) -> Config:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds a mapping."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), SAFE_LOADER)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""

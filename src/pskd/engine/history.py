@@ -9,6 +9,7 @@ epoch has maximum probability 0 there.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ CORRECT, RESCALED = 1, 2  # flags: classified right; the gradient's norm is that
 LOG_HALF = -0.6931471805599453
 
 
-class Recorded(NamedTuple):
+class Epochs(NamedTuple):
     """Arrays (epochs, samples); NaN, and false, where a sample was mixed."""
 
     target: np.ndarray
@@ -35,6 +36,34 @@ class Recorded(NamedTuple):
     maximum: np.ndarray
     correct: np.ndarray
     rescaled: np.ndarray  # alpha <= min over the other classes of p_t / p_(t-1)
+
+
+class Recorded:
+    """A run's history.bin, of which only what is asked for is read."""
+
+    def __init__(self, path: Path) -> None:
+        raw = np.memmap(path, np.uint8, "r")
+        self.num_samples = int.from_bytes(raw[:HEADER].tobytes(), "little")
+        block = PER_SAMPLE * self.num_samples
+        self.num_epochs = (len(raw) - HEADER) // block if block else 0
+        if not self.num_epochs:
+            raise PskdError(f"{path} is damaged: it holds no whole epoch; delete it, and the report does without")
+        self._blocks = raw[HEADER : HEADER + self.num_epochs * block].reshape(self.num_epochs, block)
+
+    def times_correct(self) -> np.ndarray:
+        """In how many epochs each sample was classified right, (samples)."""
+        return np.asarray((self._blocks[:, 4 * self.num_samples :] & CORRECT).sum(0, dtype=np.int64))
+
+    def of(self, epochs: Sequence[int] | slice = slice(None), samples: np.ndarray | slice = slice(None)) -> Epochs:
+        """Some epochs of some samples."""
+        chosen, count = self._blocks[epochs], self.num_samples
+        halves = chosen[:, : 4 * count].view(np.float16)
+        kept = halves[:, :count][:, samples].astype(np.float32)
+        maximum = halves[:, count:][:, samples].astype(np.float32)
+        flags, above, unseen = chosen[:, 4 * count :][:, samples], np.signbit(kept), maximum == 0
+        kept, maximum = np.where(unseen, np.nan, np.abs(kept)), np.where(unseen, np.nan, maximum)
+        target, wrong = np.where(above, 1 - kept, kept), np.where(above, kept, 1 - kept)
+        return Epochs(target, wrong, maximum, flags & CORRECT > 0, flags & RESCALED > 0)
 
 
 class History:
@@ -128,18 +157,4 @@ def only_rescaled(logits: Tensor, labels: Tensor, past: Past, alpha: float) -> T
 
 def read(path: Path) -> Recorded | None:
     """What a run recorded; None if it did not."""
-    if not path.is_file() or path.stat().st_size <= HEADER:
-        return None
-    raw = np.memmap(path, np.uint8, "r")
-    count = int.from_bytes(raw[:HEADER].tobytes(), "little")
-    epochs = (len(raw) - HEADER) // max(1, PER_SAMPLE * count)
-    if not count or not epochs:
-        raise PskdError(f"{path} is damaged: it holds no whole epoch; delete it, and the report does without")
-    blocks = raw[HEADER : HEADER + epochs * PER_SAMPLE * count].reshape(epochs, -1)
-    probabilities = np.ascontiguousarray(blocks[:, : 4 * count]).view(np.float16).reshape(epochs, 2, count)
-    kept, maximum = probabilities[:, 0].astype(np.float32), probabilities[:, 1].astype(np.float32)
-    flags, above = np.asarray(blocks[:, 4 * count :]), np.signbit(kept)
-    unseen = maximum == 0
-    kept, maximum = np.where(unseen, np.nan, np.abs(kept)), np.where(unseen, np.nan, maximum)
-    target, wrong = np.where(above, 1 - kept, kept), np.where(above, kept, 1 - kept)
-    return Recorded(target, wrong, maximum, flags & CORRECT > 0, flags & RESCALED > 0)
+    return Recorded(path) if path.is_file() and path.stat().st_size > HEADER else None

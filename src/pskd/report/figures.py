@@ -22,7 +22,8 @@ from pskd.report.runs import Collection, Row, Scores
 COLOURS = ("#7f7f7f", "#e08214", "#1f9e89", "#9467bd", "#d6453d", "#3b82d6", "#b5a11c", "#d65fa0", "#6b8e23", "#17a2b8")
 MARKERS = "osD^vPX*<>"
 INK = "#010203"  # stands for the page's own text colour
-POINTS, LINES, DIAGRAMS = 150, 10, 15  # of a curve, in a frame, and reliability diagrams of a collection at most
+POINTS, LINES = 150, 10  # of a curve, and in a frame
+FRAMES, DIAGRAMS = 6, 15  # of a collection: frames with figures, and reliability diagrams
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "pskd",
@@ -69,13 +70,20 @@ class Figure:
 
         ink = {} if form == "svg" and transparent else {key: "black" for key, value in STYLE.items() if value == INK}
         with rc_context({**STYLE, **ink}):
-            canvas = Canvas(figsize=self.size, layout="constrained", dpi=200)
+            canvas = Canvas(figsize=self.size, dpi=200)
             axes = canvas.add_subplot()
             self.draw(axes)
+            # Margins in inches. Matplotlib's own layout engines take as long as all the rest.
+            width, height = self.size
             handles, labels = axes.get_legend_handles_labels()
+            lines = 0
             if len(labels) > 1:
-                columns = max(1, min(len(labels), 48 // (max(map(len, labels)) + 4)))
-                canvas.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
+                columns = max(1, min(len(labels), int(13 * width) // (max(map(len, labels)) + 5)))
+                lines = -(-len(labels) // columns)
+                canvas.legend(handles, labels, loc="lower center", ncols=columns, fontsize=8)
+            left = 0.66 if self.kind != "per_class_ap" else 1.1
+            below = 0.48 + (0.12 + 0.18 * lines if lines else 0)
+            canvas.subplots_adjust(left / width, below / height, 1 - 0.12 / width, 1 - 0.1 / height)
             out = io.BytesIO()
             dates = {"Date": None} if form == "svg" else {"CreationDate": None} if form == "pdf" else None
             canvas.savefig(out, format=form, transparent=transparent, metadata=dates)
@@ -97,7 +105,7 @@ def figures(collection: Collection) -> list[Figure]:
     """All figures that the runs have data for, those that the study asks for first."""
     palette = Palette([row.short for row in collection.rows])
     found: list[Figure] = []
-    for place, (frame, rows) in enumerate(collection.frames.items()):
+    for place, (frame, rows) in enumerate(list(collection.frames.items())[:FRAMES]):
         shown, left_out = _few(rows, collection.columns)
         about = " · ".join(filter(None, (frame, left_out)))
         suffix = f"-{place + 1}" if len(collection.frames) > 1 else ""
@@ -177,10 +185,10 @@ def reliability(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) 
         bins = functional.reliability_bins_from(*scores, row.runs[0].config.eval.ece_bins)
 
         def draw(axes: Any, bins: functional.ReliabilityBins = bins, row: Row = row) -> None:
-            width = float(bins.edges[1])
-            filled = bins.counts > 0
-            left, right, sure = bins.edges[:-1][filled], bins.accuracy[filled], bins.confidence[filled]
-            low, high = torch.minimum(right, sure), torch.maximum(right, sure)
+            edges, counts, confidence, accuracy = (part.numpy() for part in bins)
+            filled, width = counts > 0, edges[1]
+            left, right, sure = edges[:-1][filled], accuracy[filled], confidence[filled]
+            low, high = np.minimum(right, sure), np.maximum(right, sure)
             colour = palette(row.short)["color"]
             axes.bar(left, right, 0.94 * width, align="edge", color=colour, alpha=0.65, label="accuracy")
             gap = {
@@ -192,9 +200,8 @@ def reliability(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) 
             }
             axes.bar(left, high - low, 0.94 * width, low, align="edge", **gap)
             axes.plot([0, 1], [0, 1], "--", color=INK, alpha=0.5, linewidth=1)
-            for x, top, count in zip(left, high, bins.counts[filled], strict=True):
-                at = float(x) + width / 2, float(top) + 0.015
-                axes.text(*at, f"{int(count):,}", ha="center", va="bottom", fontsize=5.5)
+            for x, top, count in zip(left, high, counts[filled], strict=True):
+                axes.text(x + width / 2, top + 0.015, f"{count:,}", ha="center", va="bottom", fontsize=5.5)
             axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.08))
 
         counts = ", ".join(f"{int(count):,}" for count in bins.counts)

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from pskd.config import PSKDConfig
-from pskd.engine.history import Recorded
 from pskd.report.runs import Row, Run
 
 HARD, SHARE = 100, 10  # so many samples, and at most one in so many
+EPOCHS = 60  # at most, of a curve
 
 
 class Probabilities(NamedTuple):
-    """Means over the hard samples and the seeds, by epoch."""
+    """Means over the hard samples, by epoch."""
 
     target: np.ndarray
     maximum: np.ndarray
@@ -42,26 +42,22 @@ class Rescaling(NamedTuple):
 def over_training(rows: Sequence[Row]) -> HardExamples | None:
     """Probabilities of the samples that plain training gets right least often, the same ones for every method.
 
-    They are chosen for each seed. None without a plain run that has recorded its samples.
+    Of each row the first run that saw the same data as the plain one. None without a plain run that has recorded its
+    samples.
     """
-    plain = next((row for row in rows if row.runs[0].config.method.name == "hard" and _recorded(row)), None)
-    if plain is None:
+    plain = next((row for row in rows if row.runs[0].config.method.name == "hard"), None)
+    chooser = None if plain is None else next((run for run in plain.runs if run.history is not None), None)
+    if plain is None or chooser is None or chooser.history is None:
         return None
-    chosen: dict[tuple[int, str], np.ndarray] = {}
-    often, epochs = 0, 0
-    for run, recorded in _recorded(plain):
-        right = recorded.correct.sum(0)
-        hardest = np.argsort(right, kind="stable")[: max(1, min(HARD, len(right) // SHARE))]
-        chosen[_data(run)] = hardest
-        often, epochs = max(often, int(right[hardest].max())), recorded.correct.shape[0]
+    right = chooser.history.times_correct()
+    hardest = np.argsort(right, kind="stable")[: max(1, min(HARD, len(right) // SHARE))]
     lines = {}
     for row in rows:
-        parts = [(recorded, chosen[_data(run)]) for run, recorded in _recorded(row) if _data(run) in chosen]
-        if parts and len({recorded.target.shape[0] for recorded, _ in parts}) == 1:
-            lines[row.short] = Probabilities(
-                *(np.mean([_mean(getattr(r, part)[:, of]) for r, of in parts], 0) for part in Probabilities._fields)
-            )
-    return HardExamples(lines, plain.short, len(hardest), often, epochs)
+        same = (run.history for run in row.runs if _data(run) == _data(chooser))
+        if (recorded := next((found for found in same if found is not None), None)) is not None:
+            found = recorded.of(samples=np.sort(hardest))
+            lines[row.short] = Probabilities(_mean(found.target), _mean(found.maximum))
+    return HardExamples(lines, plain.short, len(hardest), int(right[hardest].max()), chooser.history.num_epochs)
 
 
 def rescaling(row: Row) -> Rescaling | None:
@@ -70,22 +66,20 @@ def rescaling(row: Row) -> Rescaling | None:
         return None
     recorded = row.runs[0].history
     alphas = {record["epoch"]: record["alpha_t"] for record in row.runs[0].epochs if "alpha_t" in record}
-    if recorded is None or len(alphas) < len(recorded.wrong) or len(recorded.wrong) < 2:
+    if recorded is None or recorded.num_epochs < 2 or len(alphas) < recorded.num_epochs:
         return None
+    chosen = np.unique(np.linspace(1, recorded.num_epochs - 1, min(EPOCHS, recorded.num_epochs - 1)).astype(int))
     quartiles, shares = [], []
-    for epoch in range(1, len(recorded.wrong)):
-        before, now, held = recorded.wrong[epoch - 1], recorded.wrong[epoch], recorded.rescaled[epoch]
+    for epoch in chosen.tolist():
+        pair = recorded.of([epoch - 1, epoch])
+        (before, now), held = pair.wrong, pair.rescaled[1]
         known = ~np.isnan(before) & ~np.isnan(now)
         shares.append(held[known].mean() if known.any() else np.nan)
         use = known & held & (now > 0)
         factor = 1 - alphas[epoch + 1] * before[use] / now[use]
         quartiles.append(np.percentile(factor, (25, 50, 75)) if use.any() else [np.nan] * 3)
     lower, median, upper = np.array(quartiles).T
-    return Rescaling(np.arange(2, len(recorded.wrong) + 1), lower, median, upper, np.array(shares))
-
-
-def _recorded(row: Row) -> list[tuple[Run, Recorded]]:
-    return [(run, run.history) for run in row.runs if run.history is not None]
+    return Rescaling(chosen + 1, lower, median, upper, np.array(shares))
 
 
 def _data(run: Run) -> tuple[int, str]:

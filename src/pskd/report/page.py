@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pskd import __version__
 from pskd.config import flat
 from pskd.engine.files import kind_errors, write_atomic
-from pskd.report.figures import Figure, figures
+from pskd.report.figures import FRAMES, Figure, figures
 from pskd.report.runs import Collection, Run, collect
 from pskd.report.samples import SideBySide, side_by_side
 from pskd.report.summary import Table, compare
@@ -96,7 +96,11 @@ def _html(sections: Sequence[Section]) -> str:
     )
     title = ", ".join(section.collection.title for section in sections)
     return environment.get_template("page.html").render(
-        title=title, sections=sections, version=__version__, python=platform.python_version()
+        title=title,
+        sections=sections,
+        most_frames=FRAMES,
+        version=__version__,
+        python=platform.python_version(),
     )
 
 

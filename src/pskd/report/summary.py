@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pskd.metrics.catalogue import METRICS
-from pskd.report.ensemble import ensemble
+from pskd.report.ensemble import joined, score
 from pskd.report.runs import Collection, Row
 
 ENOUGH_SEEDS, LEVEL = 3, 0.05  # before a difference is called significant
@@ -185,8 +185,7 @@ def paired_chance(differences: Sequence[float]) -> float:
 
 
 def _of_ensemble(row: Row, metrics: Sequence[str]) -> dict[str, list[float]]:
-    bins = row.runs[0].config.eval.ece_bins
-    mean = ensemble([run.folder.path for run in row.runs], bins)["ensemble"]
+    mean = score(joined([run.folder.path for run in row.runs]), row.runs[0].config.eval.ece_bins)
     return {metric: [mean[metric]] if metric in mean else [] for metric in metrics}
 
 

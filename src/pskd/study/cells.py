@@ -6,6 +6,7 @@ its run folder: so a study that grows runs only what is new, and studies in one 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -186,7 +187,7 @@ def _add(cells: dict[str, Cell], settings: Settings, words: Sequence[str], label
     recipe = settings.pop("recipe", None)
     if not isinstance(recipe, str):
         raise PskdError("recipe is missing: a study, or an axis of it, names the recipe that its cells start from")
-    tree = recipes.read_recipe(recipe)
+    tree = _recipe(recipe)
     planned = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     asked = [word for word in words if ":" not in word.partition("=")[0]]
     asked += [word.removeprefix(f"{recipe}:") for word in words if word.startswith(f"{recipe}:")]
@@ -197,6 +198,9 @@ def _add(cells: dict[str, Cell], settings: Settings, words: Sequence[str], label
         # A cell that others needed before its own turn came keeps its place.
         cells[key] = Cell(key, config, tuple(needs), labels, resolve(tree, planned, name=recipe))
     return key
+
+
+_recipe = functools.cache(recipes.read_recipe)
 
 
 def _choose(
