@@ -177,6 +177,46 @@ def ensemble(
 
 @app.command(
     epilog="Examples:\n\n"
+    "  pskd tune digits method.alpha=0.0:1.0:0.1\n\n"
+    "  pskd tune digits method=cs_kd method.temperature=1..20 method.weight=0.1,0.5,1,2,4 --random 5 --by nll"
+)
+def tune(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE.yaml", help="Settings to start from.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=RANGE... [KEY=VALUE]...",
+            help="What to search: low:high:step, first..last, value,value or, with --random, low~high. And changes.",
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="The folder of the search.  [default: runs/tune-RECIPE]")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting.")] = 3,
+    trials: Annotated[int | None, typer.Option("--random", min=1, help="Draw so many settings at random.")] = None,
+    by: Annotated[str, typer.Option(help="A metric; or accuracy and calibration together.")] = "top1_error+ece",
+    prune: Annotated[bool, typer.Option("--prune", help="Give up runs that are worse than the median.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="How many runs to train at a time.")] = None,
+    storage: Storage = None,
+) -> None:
+    """Search settings on a validation split, then train with the best on everything and test once."""
+    _need_workbench()
+    from pskd.report.page import report as write
+    from pskd.study.tune import parse
+    from pskd.study.tune import tune as run
+
+    out = out or Path("runs") / f"tune-{recipe.removesuffix('.yaml').replace('/', '-')}"
+    found = [(word, parse(word)) for word in words]
+    ranges, settings = [each for _, each in found if each is not None], [word for word, each in found if each is None]
+    options: dict[str, Any] = {"seeds": seeds, "trials": trials, "by": by, "prune": prune, "workers": workers}
+    try:
+        run(recipe, ranges, settings, out, storage=storage, say=lambda line: print(line, flush=True), **options)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where it was", file=sys.stderr)
+        raise typer.Exit(130) from None
+    print("report:", *write([out / "final", out / "search"], out / "report.html"))
+
+
+@app.command(
+    epilog="Examples:\n\n"
     "  pskd report runs/digits-study\n\n"
     "  pskd report runs/plain runs/ps_kd -o report.html --figures figures --tables tables"
 )

@@ -128,10 +128,10 @@ def test_a_cell_that_stands_twice_in_the_queue_is_trained_once(tmp_path: Path) -
         queue.trials.enqueue_trial({}, user_attrs={"cell": key})
     taken = []
 
-    def meanwhile(cell: object) -> float:
+    def meanwhile(cell: object, after_epoch: object) -> float:
         """While one worker trains the cell, another comes to the second trial."""
         taken.append("first")
-        Queue(study).take(lambda cell: taken.append("second") or 0.0)  # type: ignore[func-returns-value]
+        Queue(study).take(lambda cell, after_epoch: taken.append("second") or 0.0)  # type: ignore[func-returns-value]
         return 0.0
 
     queue.take(meanwhile)
@@ -153,7 +153,7 @@ def test_an_interrupted_cell_goes_back_and_is_resumed(tmp_path: Path) -> None:
     assert queue.standings()[key].state is State.WAITING
     queue.advance()
 
-    def stop(cell: object) -> float:
+    def stop(cell: object, after_epoch: object) -> float:
         raise Interrupted
 
     queue.take(stop)

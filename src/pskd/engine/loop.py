@@ -44,10 +44,17 @@ class Interrupted(Exception):
         super().__init__(f"stopped; continue with: pskd train --resume --out {folder}")
 
 
-def train(config: Config | None, out: Path, *, resume: bool = False) -> dict[str, Any]:
+def train(
+    config: Config | None,
+    out: Path,
+    *,
+    resume: bool = False,
+    after_epoch: Callable[[dict[str, Any]], None] = lambda record: None,
+) -> dict[str, Any]:
     """Train in the run folder ``out`` and return what ``result.json`` holds.
 
     With ``resume`` a run that is there goes on from its last checkpoint, or is returned as it is if it has finished.
+    ``after_epoch`` is shown each epoch's record; what it raises ends the training.
     """
     run = RunFolder(out)
     if int(os.environ.get("RANK", "0")) == 0:
@@ -60,7 +67,7 @@ def train(config: Config | None, out: Path, *, resume: bool = False) -> dict[str
             return run.result()
         task = tasks.create(config)
         with accelerator(config, out) as devices, kind_errors("writing"):
-            return Trainer(config, task, run, devices).fit()
+            return Trainer(config, task, run, devices).fit(after_epoch)
     finally:
         run.release()
 
@@ -104,7 +111,7 @@ class Trainer:
     def weights(self) -> nn.Module:
         return unwrapped(self.model)
 
-    def fit(self) -> dict[str, Any]:
+    def fit(self, after_epoch: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         notes: list[str] = []
         if self.group.leader:
             self.run.begin(self.config)
@@ -124,7 +131,7 @@ class Trainer:
                 progress.line(note)
             while self.epoch < epochs:
                 self.train_epoch(progress, asked)
-                self.end_epoch(progress)
+                after_epoch(self.end_epoch(progress))
             return self.finish()
 
     def train_epoch(self, progress: Progress, asked: list[int]) -> None:
@@ -171,8 +178,8 @@ class Trainer:
         self.group.settle()  # a wish that came up in the last step comes up again
         self.group.copy_buffers(self.weights)
 
-    def end_epoch(self, progress: Progress) -> None:
-        """Evaluate, record and, when it is time, save."""
+    def end_epoch(self, progress: Progress) -> dict[str, Any]:
+        """Evaluate, record and, when it is time, save; returns the epoch's record."""
         seconds = self.seconds_before + time.monotonic() - self.begun
         speed = progress.speed()
         record: dict[str, Any] = {"epoch": self.epoch + 1}
@@ -200,6 +207,7 @@ class Trainer:
         progress.line(line, minor=split not in record)
         if self.group.sum(torch.tensor(float(self.group.leader and self.save_is_due(epoch_ends=True)))):
             self.save()
+        return record
 
     def finish(self) -> dict[str, Any]:
         """The last epoch's results; the best epoch's too, if there is a validation split to choose it on."""

@@ -55,7 +55,8 @@ class StudyFile(Section):
     """`axes` are lists of a setting's values, or labels with the settings that each stands for.
 
     The value of a setting can be `{cell: {key: value, ...}}`: the folder of the run that has the same settings with
-    these changes or, if they name a recipe, of that recipe's run with these settings.
+    these changes or, if they name a recipe, of that recipe's run with these settings. `prune` gives up a run whose
+    validation metric is worse than the median of those before it, after a third of its epochs.
     """
 
     about: str
@@ -64,6 +65,7 @@ class StudyFile(Section):
     axes: dict[str, list[Any] | dict[str, Settings]]
     show: Show = Show()
     paper: Paper | None = None
+    prune: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,13 @@ class Study:
     @classmethod
     def begin(cls, name: str, words: Sequence[str], folder: Path) -> Study:
         """The study of a file, or of a shipped one by its name, in a new folder or in that of an earlier one."""
+        return cls.of(Path(name).stem, read_study(name), folder, words)
+
+    @classmethod
+    def of(cls, name: str, file: StudyFile, folder: Path, words: Sequence[str] = ()) -> Study:
+        """A study in a new folder or in that of an earlier one."""
         identity = cls.load(folder).identity if is_study(folder) else secrets.token_hex(6)
-        study = cls(Path(name).stem, read_study(name), tuple(words), folder.absolute(), identity)
+        study = cls(name, file, tuple(words), folder.absolute(), identity)
         study.cells()  # a mistake in it is found before anything is written
         return study
 

@@ -22,6 +22,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from pskd.errors import PskdError
+from pskd.metrics.catalogue import METRICS
 from pskd.study.cells import Cell, Study
 
 RETRIES = 5  # of a cell whose worker died; one that kills every worker must come to an end
@@ -44,9 +45,11 @@ class State(StrEnum):
     WAITING = "waiting"
     NOT_READY = "not ready"  # a cell that it needs has not finished
     FAILED = "failed"
-    BLOCKED = "blocked"  # a cell that it needs has failed
+    BLOCKED = "blocked"  # a cell that it needs has failed or was pruned
+    PRUNED = "pruned"  # given up, because others were better
 
 
+AfterEpoch = Callable[[Mapping[str, Any]], None]
 OPEN = (State.RUNNING, State.WAITING, State.NOT_READY)
 
 
@@ -90,6 +93,7 @@ class Queue:
                 storage=self.storage,
                 study_name=study.identity,
                 sampler=optuna.samplers.RandomSampler(),
+                pruner=optuna.pruners.MedianPruner(n_warmup_steps=_longest(self.cells) // 3),
                 load_if_exists=True,
             )
         except ImportError as error:
@@ -109,7 +113,7 @@ class Queue:
             own = self._standing(key, trials.get(key))
             if own is None:
                 states = [standings[need].state for need in cell.needs]
-                if State.FAILED in states or State.BLOCKED in states:
+                if not {State.FAILED, State.BLOCKED, State.PRUNED}.isdisjoint(states):
                     own = Standing(State.BLOCKED)
                 else:
                     ready = all(state is State.DONE for state in states)
@@ -134,10 +138,11 @@ class Queue:
             if standing.state is State.FAILED or (standing.state is State.DONE and not self._finished(key)):
                 self._enqueue(key)
 
-    def take(self, train: Callable[[Cell], float]) -> None:
+    def take(self, train: Callable[[Cell, AfterEpoch], float]) -> None:
         """Take the next waiting cell, if there still is one, and train it.
 
-        What ``train`` raises becomes the cell's error; ``Interrupted`` puts it back.
+        ``train`` has to show the record of every epoch to its second argument. What it raises becomes the cell's error;
+        ``Interrupted`` puts the cell back.
         """
         mine: list[Trial] = []
 
@@ -150,7 +155,10 @@ class Queue:
             if key not in self.cells or self._finished(key) or self._is_taken(key, trial.number):
                 raise optuna.TrialPruned
             try:
-                return train(self.cells[key])
+                return train(self.cells[key], lambda record: self._prune(trial, record))
+            except optuna.TrialPruned:
+                trial.set_user_attr("pruned", True)
+                raise
             except Interrupted:
                 trial.set_user_attr("stopped", True)
                 raise
@@ -164,6 +172,14 @@ class Queue:
             # This worker was thought dead and its cell given to another, which waits for the run folder meanwhile.
             if not mine or not self.storage.get_trial(mine[0]._trial_id).state.is_finished():
                 raise
+
+    def _prune(self, trial: Trial, record: Mapping[str, Any]) -> None:
+        if self.study.file.prune and "val" in record:
+            name = next(name for name in METRICS if name in record["val"])
+            value = float(record["val"][name])
+            trial.report(-value if METRICS[name].higher_is_better else value, record["epoch"])
+            if trial.should_prune():
+                raise optuna.TrialPruned
 
     @property
     def stops(self) -> int:
@@ -180,6 +196,8 @@ class Queue:
             return Standing(State.DONE, seconds=seconds)
         if newest is None:
             return None
+        if newest.state is TrialState.PRUNED:
+            return Standing(State.PRUNED, seconds=seconds)
         if newest.state is TrialState.RUNNING:
             return Standing(State.RUNNING, seconds=seconds)
         if newest.state is TrialState.FAIL and "error" in newest.user_attrs:
@@ -192,7 +210,8 @@ class Queue:
         """The last trial of every cell that was not dropped."""
         newest: dict[str, FrozenTrial] = {}
         for trial in self.trials.get_trials(deepcopy=False):
-            if "cell" in trial.user_attrs and trial.state is not TrialState.PRUNED:
+            dropped = trial.state is TrialState.PRUNED and "pruned" not in trial.user_attrs
+            if "cell" in trial.user_attrs and not dropped:
                 newest[trial.user_attrs["cell"]] = trial
         return newest
 
@@ -243,6 +262,10 @@ def _serialize(engine: Any) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     engine.dispose()  # connections opened before know nothing of this
+
+
+def _longest(cells: Mapping[str, Cell]) -> int:
+    return max(cell.config.train.epochs for cell in cells.values())
 
 
 def _deaths(trial: FrozenTrial) -> list[int]:

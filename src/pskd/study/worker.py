@@ -20,7 +20,7 @@ from pskd.engine.run import InUse
 from pskd.errors import PskdError
 from pskd.metrics.catalogue import METRICS
 from pskd.study.cells import Cell, Study
-from pskd.study.queue import OPEN, Interrupted, Queue, Standing, State, time_left
+from pskd.study.queue import OPEN, AfterEpoch, Interrupted, Queue, Standing, State, time_left
 
 POLL = 1.0  # seconds between two looks at the queue
 MANY = 8  # workers at most by default on a machine without accelerators: each holds a model and its data
@@ -45,7 +45,7 @@ class Worker:
                 else:
                     return
 
-    def _train(self, cell: Cell) -> float:
+    def _train(self, cell: Cell, after_epoch: AfterEpoch) -> float:
         """Train a cell to its end and return the first metric of its result."""
         study = self.queue.study
         folder = study.run_folder(cell.key)
@@ -54,7 +54,8 @@ class Worker:
         try:
             while not self.asked:
                 try:
-                    result = loop.train(cell.config_in(study.runs), folder, resume=True)
+                    config = cell.config_in(study.runs)
+                    result = loop.train(config, folder, resume=True, after_epoch=after_epoch)
                     return float(next(result[name] for name in METRICS if name in result))
                 except InUse:  # a worker that was thought dead is still at it
                     time.sleep(POLL)
@@ -138,7 +139,7 @@ class Crew:
 
 
 def run(study: Study, count: int | None, storage: str | None, say: Callable[[str], None] = print) -> bool:
-    """Train all cells of a study with workers on this machine; returns whether every one is done."""
+    """Train all cells of a study with workers on this machine; returns whether every one is done, or was pruned."""
     study.save()
     queue = Queue(study, storage)
     queue.try_again()
@@ -154,7 +155,7 @@ def run(study: Study, count: int | None, storage: str | None, say: Callable[[str
     standings = queue.standings()
     for line in failures(queue, standings):
         say(line)
-    return all(standing.state is State.DONE for standing in standings.values())
+    return all(standing.state in (State.DONE, State.PRUNED) for standing in standings.values())
 
 
 def _attend(queue: Queue, crew: Crew, say: Callable[[str], None]) -> None:
