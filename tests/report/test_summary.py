@@ -20,9 +20,11 @@ from pskd.study.cells import Paper, Study
 
 
 def row(name: str, errors: list[float], changed: tuple[str, ...] = ()) -> Row:
+    signatures = {"top1_error": "nrefs:1|case:mixed", "chrf": "not shown"}
     settings = SimpleNamespace(eval=SimpleNamespace(ece_bins=10))
     runs: Any = [
-        SimpleNamespace(seed=seed, metrics={"top1_error": error}, config=settings) for seed, error in enumerate(errors)
+        SimpleNamespace(seed=seed, metrics={"top1_error": error}, config=settings, result={"signatures": signatures})
+        for seed, error in enumerate(errors)
     ]
     return Row({"model": "ResNet", "method": name}, runs, changed)
 
@@ -38,6 +40,7 @@ def test_mean_deviation_and_best() -> None:
     assert second.entries[0] is not None
     assert second.entries[0].best
     assert table.shown("top1_error", second.entries[0]) == "18.50 ± 0.71"
+    assert table.notes[-1] == "Top-1 err (%): nrefs:1|case:mixed."
 
 
 def test_one_seed_has_no_deviation_and_proves_nothing() -> None:

@@ -109,7 +109,6 @@ def _origin(row: str, run: Run) -> dict[str, str]:
     result = run.result
     seconds = result["seconds"]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    signatures = "; ".join(str(value) for key, value in result.items() if "signature" in key)
     return {
         "row": row,
         "seed": str(run.seed),
@@ -121,7 +120,6 @@ def _origin(row: str, run: Run) -> dict[str, str]:
         "versions": versions,
         "code": (result["git"] or "")[:12],
         "folder": str(run.folder.path),
-        **({"signature": signatures} if signatures else {}),
     }
 
 

@@ -209,6 +209,13 @@ def _notes(collection: Collection, frames: Mapping[str, Sequence[Line]], ensembl
     if "ece" in collection.columns and collection.runs:
         bins = sorted({run.config.eval.ece_bins for run in collection.runs})
         notes.append(f"ECE with {', '.join(map(str, bins))} bins.")
+    signatures = {
+        (name, signature)
+        for run in collection.runs
+        for name, signature in run.result.get("signatures", {}).items()
+        if name in collection.columns
+    }
+    notes += [f"{METRICS[name].title}: {signature}." for name, signature in sorted(signatures)]
     if collection.paper is not None and ensembles == collection.show.ensemble:
         table = collection.paper
         notes.append(f"In brackets or below: the paper's {table.table}{f' ({table.note})' if table.note else ''}.")
