@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from helpers import SMALL
 
 from pskd.cli import main
+from pskd.engine.run import RunFolder
 
 
 def pskd(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -140,6 +142,25 @@ def test_a_study_from_start_to_page(
     code, out, _ = pskd(capfd, "report", "runs/mine", "-o", "page.html", "--tables", "tables")
     assert code == 0
     assert "2" in Path("tables/comparison.csv").read_text()
+
+
+def test_a_stopped_study_leaves_no_worker_behind(tmp_path: Path) -> None:
+    file = tmp_path / "long.yaml"
+    file.write_text("about: long\nrecipe: digits\nsettings: {epochs: 9999, model.width: 4}\naxes: {seed: [0]}\n")
+    command = [sys.executable, "-m", "pskd", "study", "run", str(file), "--out", str(tmp_path / "study")]
+    with subprocess.Popen([*command, "--workers", "1"], stdout=subprocess.PIPE, text=True) as study:
+        assert study.stdout is not None
+        assert any("1 running" in line for line in study.stdout)
+        log = tmp_path / "study" / "worker-0.log"
+        while "epoch 1/" not in log.read_text():
+            time.sleep(0.05)
+        study.terminate()
+        assert study.wait(60) == 130
+    (run,) = (tmp_path / "study" / "runs").iterdir()
+    folder = RunFolder(run)
+    folder.claim(None, resume=True)  # nobody holds it any more
+    folder.release()
+    assert list(folder.checkpoints.iterdir())
 
 
 def test_every_setting_is_listed(capfd: pytest.CaptureFixture[str]) -> None:

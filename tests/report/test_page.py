@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from browser import Browser
 
 from pskd.errors import PskdError
-from pskd.report.figures import FORMATS, figures
+from pskd.report.figures import FORMATS, Figure, figures
 from pskd.report.page import report
 from pskd.report.runs import collect
 from pskd.study.cells import Study
@@ -32,6 +33,13 @@ def test_figures_and_tables_are_saved(page: Path, finished: Study) -> None:
     assert {file.name for file in (page.parent / "tables").iterdir()} == {
         f"{name}.{form}" for name in ("comparison", "ensembles") for form in ("csv", "tex", "md")
     }
+
+
+def test_numbers_on_the_axes_stay_whole() -> None:
+    ticks = [0.1234, 0.1239]
+    svg = Figure("curves", "x", "x", "x", lambda axes: axes.set(yticks=ticks, yticklabels=map(str, ticks))).svg()
+    assert all(f">{tick}<" in svg for tick in ticks)
+    assert not re.search(r'\sd="[^"]*\d\.\d{3}', svg)
 
 
 @pytest.mark.parametrize("width", [390, 1440])

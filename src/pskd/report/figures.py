@@ -53,7 +53,8 @@ class Figure:
         text = text[text.index("<svg") :].replace(INK, "currentColor")
         text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
         text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
-        text = re.sub(r"(-?\d+\.\d{2})\d+", r"\1", text)  # a hundredth of a point is finer than any screen
+        # A hundredth of a point is finer than any screen. Only inside of tags: the numbers on the axes are text.
+        text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text)
         # Every picture numbers its parts from 1: in one page they need names of their own.
         text = re.sub(r'(id="|url\(#|href="#)', rf"\1{self.name}-", text)
         return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', "", text, count=1)

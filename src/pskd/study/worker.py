@@ -147,15 +147,30 @@ def run(study: Study, count: int | None, storage: str | None, say: Callable[[str
     todo = sum(standing.state in OPEN for standing in standings.values())
     say(f"{study.name}: {len(standings)} cells, {todo} to run, in {study.folder}")
     if todo:
-        crew = Crew(study, min(todo, count or default_workers()), storage)
-        try:
-            _attend(queue, crew, say)
-        finally:
-            crew.stop()
+        with _terminable():
+            crew = Crew(study, min(todo, count or default_workers()), storage)
+            try:
+                _attend(queue, crew, say)
+            finally:
+                crew.stop()
     standings = queue.standings()
     for line in failures(queue, standings):
         say(line)
     return all(standing.state in (State.DONE, State.PRUNED) for standing in standings.values())
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """A SIGTERM is answered as a Ctrl-C is: no worker is left behind."""
+
+    def answer(_number: int, _frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, answer)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _attend(queue: Queue, crew: Crew, say: Callable[[str], None]) -> None:
