@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 .PHONY: demo test test-all lint types clean
 .DEFAULT_GOAL := demo
 
-demo: $(STAMP)  ## train plain cross-entropy and PS-KD on the embedded digits, and compare them
+demo: $(STAMP)  ## train plain cross-entropy and PS-KD on the embedded digits, and make a page that compares them
 	$(BIN)/python examples/demo.py
 
 test: lint types  ## lint, types, and all tests but the slow ones

@@ -8,6 +8,7 @@ from pathlib import Path
 from pskd.config import resolve
 from pskd.engine.loop import train
 from pskd.recipes import read_recipe
+from pskd.report.page import report
 from pskd.report.tables import comparison
 
 RUNS = Path("runs/demo")
@@ -22,11 +23,13 @@ def main() -> None:
         shutil.rmtree(out, ignore_errors=True)
         print(f"\n{label}: pskd train digits {' '.join(words)} --out {out}")
         results[label] = train(resolve(read_recipe("digits"), words, name="digits"), out)
-        folders.append(str(out))
+        folders.append(out)
     seed = results["PS-KD"]["seed"]
     print(f"\nTest set of the embedded digits, 100 training images, last epoch, one seed ({seed}); * is better\n")
     print("\n".join(comparison(results, ("top1_error", "nll", "ece", "aurc"))))
-    print("\nrun folders:", ", ".join(folders))
+    print("\nrun folders:", ", ".join(map(str, folders)))
+    report(folders, RUNS / "report.html")
+    print("the page that compares them:", (RUNS / "report.html").absolute())
 
 
 if __name__ == "__main__":

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from helpers import SMALL
 
 from pskd.cli import main
+from pskd.engine.run import RunFolder
 
 
 def pskd(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -32,12 +34,26 @@ def test_help_loads_no_torch() -> None:
     assert "train" in done.stdout
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["evaluate"], ["predict"], ["recipes"], ["recipes", "copy"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        [],
+        ["train"],
+        ["evaluate"],
+        ["predict"],
+        ["recipes"],
+        ["recipes", "copy"],
+        ["study"],
+        ["study", "run"],
+        ["report"],
+        ["tune"],
+    ],
+)
 def test_every_command_has_help(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     code, out, _ = pskd(capfd, *command, "--help")
     assert code == 0
     assert "Usage: " in out
-    if command and command != ["recipes"]:
+    if command and command not in (["recipes"], ["study"]):
         assert "Example" in out
 
 
@@ -61,6 +77,13 @@ def test_every_command_has_help(command: list[str], capfd: pytest.CaptureFixture
         (["evaluate", "nowhere"], "nowhere is not a run folder"),
         (["predict", "nowhere", "x.png"], "nowhere is not a run folder: it has no config.yaml"),
         (["recipes", "show", "digit"], "did you mean digits?"),
+        (["study", "run", "studies/digit"], "'studies/digit' is not a study; did you mean studies/digits?"),
+        (["study", "run", "studies/digits", "method=XY"], "it has CE, LS, CS-KD, TF-KD, PS-KD"),
+        (["study", "status", "nowhere"], "nowhere is not a study's folder"),
+        (["report", "nowhere"], "nowhere is not a run folder"),
+        (["tune", "digits", "method.alpha=0.5"], "what to search?"),
+        (["tune", "digits", "method.alpha=0:1:0.5", "--by", "accuracy"], "not a metric; allowed are top1_error"),
+        (["tune", "digits", "method.alpha=0:1"], "method.alpha"),
         (["tarin"], "tarin"),
         (["train", "--oot", "x"], "--oot"),
     ],
@@ -100,6 +123,44 @@ def test_a_run_from_start_to_prediction(
     code, out, _ = pskd(capfd, "predict", run, "zero.png", "--json", "--top", "3")
     assert code == 0
     assert len(json.loads(out)["classes"]) == 3
+
+
+def test_a_study_from_start_to_page(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a real worker process."""
+    monkeypatch.chdir(tmp_path)
+    settings = "{data.per_class: 20, model.width: 4, epochs: 1}"
+    Path("mine.yaml").write_text(f"about: mine\nrecipe: digits\nsettings: {settings}\naxes: {{seed: [0, 1]}}\n")
+    code, out, err = pskd(capfd, "study", "run", "mine.yaml", "--workers", "1", "train.threads=1")
+    assert code == 0, err
+    assert "2 of 2 cells done" in out
+    assert out.rstrip().endswith("report: runs/mine/report.html")
+    code, out, _ = pskd(capfd, "study", "status", "runs/mine")
+    assert out.count("done") == 3
+    assert "cells, 0 to run" in pskd(capfd, "study", "run", "mine.yaml", "train.threads=1")[1]
+    code, out, _ = pskd(capfd, "report", "runs/mine", "-o", "page.html", "--tables", "tables")
+    assert code == 0
+    assert "2" in Path("tables/comparison.csv").read_text()
+
+
+def test_a_stopped_study_leaves_no_worker_behind(tmp_path: Path) -> None:
+    file = tmp_path / "long.yaml"
+    file.write_text("about: long\nrecipe: digits\nsettings: {epochs: 9999, model.width: 4}\naxes: {seed: [0]}\n")
+    command = [sys.executable, "-m", "pskd", "study", "run", str(file), "--out", str(tmp_path / "study")]
+    with subprocess.Popen([*command, "--workers", "1"], stdout=subprocess.PIPE, text=True) as study:
+        assert study.stdout is not None
+        assert any("1 running" in line for line in study.stdout)
+        log = tmp_path / "study" / "worker-0.log"
+        while "epoch 1/" not in log.read_text():
+            time.sleep(0.05)
+        study.terminate()
+        assert study.wait(60) == 130
+    (run,) = (tmp_path / "study" / "runs").iterdir()
+    folder = RunFolder(run)
+    folder.claim(None, resume=True)  # nobody holds it any more
+    folder.release()
+    assert list(folder.checkpoints.iterdir())
 
 
 def test_every_setting_is_listed(capfd: pytest.CaptureFixture[str]) -> None:

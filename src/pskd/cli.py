@@ -27,12 +27,24 @@ recipes_app = typer.Typer(
     help="Ready-made settings: list them, look at one, copy one to start your own.", no_args_is_help=True
 )
 app.add_typer(recipes_app, name="recipes")
+study_app = typer.Typer(
+    help="Many runs as one: methods x models x seeds, on one machine or many.", no_args_is_help=True
+)
+app.add_typer(study_app, name="study")
 
 # Some versions of typer bring their own click, others import it: this is the one in use.
 _UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for machines.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+StudyPath = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study.")]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PSKD_STORAGE",
+        help="The queue: an Optuna URL, such as postgresql+psycopg://user@host/name.  [default: a file in the folder]",
+    ),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -167,6 +179,134 @@ def ensemble(
         print("\n".join([*comparison(results, PAPER_COLUMNS), f"(ECE with {bins} bins; * is the best of a column)"]))
 
 
+@app.command(
+    epilog="Examples:\n\n"
+    "  pskd tune digits method.alpha=0.0:1.0:0.1\n\n"
+    "  pskd tune digits method=cs_kd method.temperature=1..20 method.weight=0.1,0.5,1,2,4 --random 5 --by nll"
+)
+def tune(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE.yaml", help="Settings to start from.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=RANGE... [KEY=VALUE]...",
+            help="What to search: low:high:step, first..last, value,value or, with --random, low~high. And changes.",
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="The folder of the search.  [default: runs/tune-RECIPE]")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting.")] = 3,
+    trials: Annotated[int | None, typer.Option("--random", min=1, help="Draw so many settings at random.")] = None,
+    by: Annotated[str, typer.Option(help="A metric; or accuracy and calibration together.")] = "top1_error+ece",
+    prune: Annotated[bool, typer.Option("--prune", help="Give up runs that are worse than the median.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="How many runs to train at a time.")] = None,
+    storage: Storage = None,
+) -> None:
+    """Search settings on a validation split, then train with the best on everything and test once."""
+    _need_workbench()
+    from pskd.report.page import report as write
+    from pskd.study.tune import parse
+    from pskd.study.tune import tune as run
+
+    out = out or Path("runs") / f"tune-{recipe.removesuffix('.yaml').replace('/', '-')}"
+    found = [(word, parse(word)) for word in words]
+    ranges, settings = [each for _, each in found if each is not None], [word for word, each in found if each is None]
+    options: dict[str, Any] = {"seeds": seeds, "trials": trials, "by": by, "prune": prune, "workers": workers}
+    try:
+        run(recipe, ranges, settings, out, storage=storage, say=lambda line: print(line, flush=True), **options)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where it was", file=sys.stderr)
+        raise typer.Exit(130) from None
+    print("report:", *write([out / "final", out / "search"], out / "report.html"))
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "  pskd report runs/digits-study\n\n"
+    "  pskd report runs/plain runs/ps_kd -o report.html --figures figures --tables tables"
+)
+def report(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN|STUDY...", help="Finished runs, and studies' folders.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    figures: Annotated[Path | None, typer.Option(help="Also save each figure there: SVG, PDF and PNG.")] = None,
+    tables: Annotated[Path | None, typer.Option(help="Also save each table there: CSV, LaTeX and Markdown.")] = None,
+) -> None:
+    """Make one page about runs and studies: comparison, calibration, training, samples."""
+    _need_workbench()
+    from pskd.report.page import report as write
+
+    print("report:", *write(paths, out, figures, tables))
+
+
+@study_app.command(
+    "run",
+    epilog="Examples:\n\n"
+    "  pskd study run studies/digits --out runs/digits-study\n\n"
+    "  pskd study run studies/table1 --out runs/table1 data.root=DIR scale=laptop model=ResNet-18 seed=0,1",
+)
+def study_run(
+    name: Annotated[str, typer.Argument(metavar="STUDY|FILE.yaml", help="A study (pskd recipes ls lists them).")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Changes in every cell, in those of one recipe (RECIPE:KEY=VALUE), or a choice of an axis's values.",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The study's folder.  [default: runs/STUDY]")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="How many cells to train at a time.")] = None,
+    storage: Storage = None,
+) -> None:
+    """Train all cells of a study that are not done yet, and make its page."""
+    _need_workbench()
+    from pskd.report.page import report as write
+    from pskd.study.cells import Study
+    from pskd.study.worker import run
+
+    out = out or Path("runs") / name.removesuffix(".yaml").replace("/", "-")
+    study = Study.begin(name, words or [], out)
+    try:
+        complete = run(study, workers, storage, lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where it was", file=sys.stderr)
+        raise typer.Exit(130) from None
+    print("report:", *write([out], out / "report.html"))
+    if not complete:
+        raise typer.Exit(1)
+
+
+@study_app.command("work", epilog="Example:\n\n  pskd study work runs/digits-study")
+def study_work(folder: StudyPath, storage: Storage = None) -> None:
+    """Join a study as one more worker, from this machine or another that sees the same folder."""
+    _need_workbench()
+    from pskd.study.cells import Study
+    from pskd.study.queue import Queue
+    from pskd.study.worker import Worker
+
+    Worker(Queue(Study.load(folder), storage)).work()
+
+
+@study_app.command("status", epilog="Example:\n\n  pskd study status runs/digits-study")
+def study_status(folder: StudyPath, storage: Storage = None) -> None:
+    """Say which cells are done, running, waiting or failed, and how long it will take."""
+    _need_workbench()
+    from pskd.study.cells import Study
+    from pskd.study.queue import Queue
+    from pskd.study.worker import status_lines
+
+    print("\n".join(status_lines(Queue(Study.load(folder), storage))))
+
+
+@study_app.command("stop", epilog="Example:\n\n  pskd study stop runs/digits-study")
+def study_stop(folder: StudyPath, storage: Storage = None) -> None:
+    """Ask all workers of a study, on all machines, to save their cells and leave."""
+    _need_workbench()
+    from pskd.study.cells import Study
+    from pskd.study.queue import Queue
+
+    Queue(Study.load(folder), storage).stop()
+    print("the workers save their cells and leave; pskd study run goes on where they were")
+
+
 @recipes_app.command("ls")
 def recipes_ls() -> None:
     """List the recipes."""
@@ -229,7 +369,7 @@ def _fail(message: str) -> NoReturn:
 def _need_workbench() -> None:
     from importlib.util import find_spec
 
-    needed = ("accelerate", "pycocotools", "safetensors", "sklearn", "torchvision")
+    needed = ("accelerate", "jinja2", "matplotlib", "optuna", "pycocotools", "safetensors", "sklearn", "torchvision")
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise PskdError(f"this command needs {', '.join(missing)}: pip install 'pskd[workbench]'")

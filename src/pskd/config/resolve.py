@@ -26,6 +26,7 @@ TASKS: dict[str, type[Config]] = {
 LARGEST_FILE = 1_000_000  # bytes of settings
 DEFAULT_TASK = "classification"
 TOP_LEVEL_SHORTS = {"epochs": "train", "seed": "train", "batch_size": "train"}
+SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is that in C, ten times as fast
 NAMED_SECTIONS = ("data", "model", "method")
 
 
@@ -74,7 +75,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise PskdError(f"{path}: larger than {LARGEST_FILE:,} bytes, which no settings are")
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), SAFE_LOADER)
     except RecursionError:
         raise PskdError(f"{path}: not valid settings (nested too deeply)") from None
     except OSError as error:

@@ -25,6 +25,7 @@ from pskd.engine import build, checkpoint, weights
 from pskd.engine.checkpoint import Checkpoints
 from pskd.engine.distributed import CONTINUE, SAVE, STOP, Group, lost_processes, meet_again, restart_count
 from pskd.engine.files import kind_errors, write_atomic, write_json
+from pskd.engine.history import History
 from pskd.engine.plan import Begun, Step
 from pskd.engine.progress import Progress
 from pskd.engine.record import epoch_line, provenance
@@ -36,6 +37,7 @@ from pskd.metrics.catalogue import METRICS
 from pskd.tasks.base import Task
 
 MOST_SKIPS = 20  # steps in a row; after that there is nothing to hope for
+HISTORY_UP_TO = 5_000_000  # samples; each process holds all of an epoch's record
 CHECKPOINT_SHARE = 0.01  # of the training time, at most, with save_every=auto
 
 
@@ -47,11 +49,18 @@ class Interrupted(Exception):
         super().__init__(f"stopped; continue with: pskd train --resume --out {folder}")
 
 
-def train(config: Config | None, out: Path, *, resume: bool = False) -> dict[str, Any]:
+def train(
+    config: Config | None,
+    out: Path,
+    *,
+    resume: bool = False,
+    after_epoch: Callable[[dict[str, Any]], None] = lambda record: None,
+) -> dict[str, Any]:
     """Train in the run folder ``out`` and return what ``result.json`` holds.
 
     With ``resume`` a run that is there goes on from its last checkpoint, or is returned as it is if it has finished.
     A restart by torchrun is a resume too.
+    ``after_epoch`` is shown each epoch's record; what it raises ends the training.
     """
     resume = resume or restart_count() > 0
     run = RunFolder(out)
@@ -65,7 +74,7 @@ def train(config: Config | None, out: Path, *, resume: bool = False) -> dict[str
             return run.result()
         task = tasks.create(config)
         with accelerator(config, out) as devices, kind_errors("writing"), lost_processes(out):
-            return Trainer(config, task, run, devices).fit()
+            return Trainer(config, task, run, devices).fit(after_epoch)
     finally:
         run.release()
 
@@ -89,6 +98,10 @@ class Trainer:
         self.steps_per_epoch = len(task.plan(0, self.group))
         calls = self.steps_per_epoch * self.settings.accumulate
         self.method = build.method(config, task, model, calls, run.path, self.group)
+        records = task.records_history and self.settings.history and task.num_samples <= HISTORY_UP_TO
+        recorded = task.num_samples if records else 0
+        self.history = task.history = History(run.history_file, recorded, self.device)
+        self.history.attach(self.method)
         torch.manual_seed(self.settings.seed + 1 + self.group.rank)  # each process drops out other units
         self.checkpoints = Checkpoints(run.checkpoints, self.settings.keep_last, self.group)
         # Where the run is: `step` optimizer steps of `epoch` are done, with this sum of losses so far.
@@ -105,7 +118,7 @@ class Trainer:
     def weights(self) -> nn.Module:
         return unwrapped(self.model)
 
-    def fit(self) -> dict[str, Any]:
+    def fit(self, after_epoch: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         notes: list[str] = []
         if self.group.leader:
             self.run.begin(self.config)
@@ -115,6 +128,7 @@ class Trainer:
             notes.append(f"resuming at epoch {self.epoch + 1}, step {self.step}")
         if self.group.leader:
             self.run.keep_metrics(self.epoch)
+            self.history.cut(self.epoch)
         self.group.barrier()
         epochs = self.settings.epochs
         total, done = epochs * self.steps_per_epoch, self.epoch * self.steps_per_epoch + self.step
@@ -126,7 +140,7 @@ class Trainer:
                 progress.line(note, minor=True)
             while self.epoch < epochs:
                 self.train_epoch(progress, asked)
-                self.end_epoch(progress)
+                after_epoch(self.end_epoch(progress))
             return self.finish()
 
     def train_epoch(self, progress: Progress, asked: list[int]) -> None:
@@ -192,8 +206,8 @@ class Trainer:
             return True
         return not self.group.maximum(int(bad))
 
-    def end_epoch(self, progress: Progress) -> None:
-        """Evaluate, record and, when it is time, save."""
+    def end_epoch(self, progress: Progress) -> dict[str, Any]:
+        """Evaluate, record and, when it is time, save; returns the epoch's record."""
         seconds = self.seconds_before + time.monotonic() - self.begun
         speed = progress.speed()
         record: dict[str, Any] = {"epoch": self.epoch + 1}
@@ -216,6 +230,7 @@ class Trainer:
         self.epoch, self.step, self.seconds_before, self.group.begun = self.epoch + 1, 0, 0.0, ()
         self.loss_sum.zero_()
         self.skipped = 0
+        self.history.end_epoch(self.group)
         if self.group.leader:
             self.run.append_metrics(record)
         self.accelerator.log({k: v for k, v in flat(record, "/").items() if k != "epoch"}, step=self.epoch)
@@ -223,13 +238,17 @@ class Trainer:
         progress.line(line, minor=split not in record)
         if self.group.sum(torch.tensor(float(self.group.leader and self.save_is_due(epoch_ends=True)))):
             self.save()
+        return record
 
     def finish(self) -> dict[str, Any]:
         """The last epoch's results; the best epoch's too, if there is a validation split to choose it on."""
         final = self.task.evaluate(self.weights, "test", self.device, self.group)
         result: dict[str, Any] = {**final.metrics, "epoch": self.epoch}
+        predictions = final.predictions
         if self.task.has_validation:
-            result["val"] = self.task.evaluate(self.weights, "val", self.device, self.group).metrics
+            validation = self.task.evaluate(self.weights, "val", self.device, self.group)
+            result["val"] = validation.metrics
+            predictions = predictions | {f"val_{name}": array for name, array in validation.predictions.items()}
         if self.group.leader:
             weights.save(self.weights, self.run.model_file, self.task.metadata())
         if self.best is not None:
@@ -240,7 +259,7 @@ class Trainer:
         result.update(provenance(self.config, self.task, self.weights, self.group.world, self.epoch_seconds))
         if self.group.leader:
             arrays = io.BytesIO()
-            np.savez(arrays, allow_pickle=False, **final.predictions)
+            np.savez(arrays, allow_pickle=False, **predictions)
             write_atomic(self.run.predictions_file, arrays.getvalue())
             write_json(self.run.result_file, result)
         self.group.barrier()
@@ -266,7 +285,9 @@ class Trainer:
         parts: dict[str, Any] = {f"process-{group.rank}": own}
         if group.host_leader and group.host < self.method.shards:
             parts[f"method-{group.host}"] = self.method.state_dict()
+        recorded = self.history.state(group)
         if group.leader:
+            parts["history"] = recorded
             parts["progress"] = here
             parts["model"] = self.weights.state_dict()
             parts["optimizer"] = self.optimizer.state_dict()
@@ -298,6 +319,8 @@ class Trainer:
             self.accelerator.scaler.load_state_dict(checkpoint.load(folder, "scaler"))
         for shard in checkpoint.shards(folder, "method"):
             self.method.load_state_dict(shard)
+        if group.leader:
+            self.history.load(checkpoint.load(folder, "history"))
         begun = tuple(Begun(*stretch) for stretch in here["begun"]) if self.step else ()
         # The last stretch goes on where the number of hosts is the same.
         group.begun = begun[:-1] if begun and begun[-1].hosts == group.hosts else begun

@@ -1,6 +1,6 @@
 """A run folder: everything that a run leaves behind, and all that a report needs.
 
-config.yaml  metrics.jsonl  result.json  model.safetensors  checkpoints/  predictions.npz  log.txt
+config.yaml  metrics.jsonl  history.bin  result.json  model.safetensors  checkpoints/  predictions.npz  log.txt
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from pskd.engine.files import kind_errors, write_atomic
 from pskd.errors import PskdError
 
 
+class InUse(PskdError):
+    """Another process writes to this run folder."""
+
+
 class RunFolder:
     """One run's folder. A process that writes holds its lock, which ends with the process, however that ends."""
 
@@ -29,6 +33,7 @@ class RunFolder:
         self.model_file = path / "model.safetensors"
         self.best_model_file = path / "best.safetensors"
         self.predictions_file = path / "predictions.npz"
+        self.history_file = path / "history.bin"
         self.log_file = path / "log.txt"
         self.checkpoints = path / "checkpoints"
         self._lock: int | None = None
@@ -41,7 +46,7 @@ class RunFolder:
         try:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by loader processes
         except (BlockingIOError, PermissionError):
-            raise PskdError(f"{self.path} is in use by another process: wait for it, or choose another --out") from None
+            raise InUse(f"{self.path} is in use by another process: wait for it, or choose another --out") from None
         stored = self.config() if self.config_file.exists() else None
         if resume and stored is None and config is None:
             raise PskdError(f"{self.path} has no config.yaml to resume from: name the recipe too, or check --out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,6 +59,8 @@ class PSKD(Method):
         self._epoch: int | None = None  # the last one that began, here or in the state that was loaded
         self._alpha_t: float | None = None  # None before start_epoch
         self._checks = ValueChecks()
+        # Is shown logits, labels, past predictions and alpha of every batch that has a past.
+        self.watch: Callable[[Tensor, Labels, Past, float], None] | None = None
 
     @property
     def shards(self) -> int:
@@ -139,6 +142,8 @@ class PSKD(Method):
         labels = targets if isinstance(targets, Tensor) and not targets.is_floating_point() else None
         take = self._taken(logits, labels, distilled)
         past = self._past(logits, key, labels, take)
+        if self.watch is not None and past is not None:
+            self.watch(logits, targets, past, alpha)
         losses, share = position_losses(logits, targets, past, alpha, IGNORE_INDEX)
         total = losses.sum() / share.sum()
         self.memory.record(key, logits, labels=labels, take=take)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pskd.engine.distributed import Group
+from pskd.engine.history import History
 from pskd.engine.plan import Step
 from pskd.methods.base import Loss, Method
 
@@ -45,6 +46,8 @@ class Task(ABC):
     num_samples: int  # rows that a bank needs
     fingerprint: str  # of the training data
     has_validation: bool
+    records_history = False  # whether `loss` notes every sample in `history`
+    history: History | None = None  # given by the engine
     selects_by: str  # the metric of `metrics.catalogue` that chooses the best epoch on the validation split
     notes: Sequence[str] = ()  # what the log shall say of data and model; the screen shows the first line
 
@@ -71,6 +74,12 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, model: nn.Module, split: str, device: torch.device, group: Group) -> Evaluation:
         """Metrics on the split "val" or "test", exact over processes."""
+
+    test_fingerprint: str | None = None  # of the test data, for tasks that have pictures
+
+    def picture(self, index: int) -> np.ndarray | None:
+        """The test sample ``index`` as an image, (H, W, C) uint8, for tasks that have images."""
+        return None
 
     @abstractmethod
     def metadata(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pskd.augment.mix import Mix
 from pskd.config import CSKDConfig, TFKDConfig
 from pskd.config.classification import ClassificationConfig
 from pskd.data import View
+from pskd.data.splits import InMemory
 from pskd.engine import build, weights
 from pskd.engine.distributed import Group
 from pskd.engine.plan import Step, epoch_plan
@@ -43,6 +44,7 @@ class Classification(Task):
     """Images in, one of K classes out."""
 
     unit = "img"
+    records_history = True
     selects_by = "top1_error"
 
     def __init__(self, config: ClassificationConfig) -> None:
@@ -109,7 +111,11 @@ class Classification(Task):
             if "teacher_logits" in method.needs:
                 assert self.teacher is not None
                 given["teacher_logits"] = self.teacher.to(batch.inputs.device)(batch.inputs)
-        return method.loss(model(batch.inputs), batch.labels, **given)
+        logits = model(batch.inputs)
+        loss = method.loss(logits, batch.labels, **given)
+        if self.history is not None and real:
+            self.history.record(batch.index, logits.detach(), batch.labels, batch.distilled)
+        return loss
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, split: str, device: torch.device, group: Group) -> Evaluation:
@@ -132,6 +138,15 @@ class Classification(Task):
             "fingerprint": np.array(samples.fingerprint),
         }
         return Evaluation(metrics, predictions)
+
+    @property
+    def test_fingerprint(self) -> str:  # type: ignore[override]
+        return self.data.test.fingerprint
+
+    def picture(self, index: int) -> np.ndarray:
+        test = self.data.test
+        pixels = test.images[index] if isinstance(test, InMemory) else test.view.open(test.root / test.paths[index])
+        return pixels.permute(1, 2, 0).numpy()
 
     def _load_teacher(self) -> nn.Module | None:
         settings = self.config.method

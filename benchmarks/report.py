@@ -1,0 +1,85 @@
+"""Seconds for a page over 200 runs of CIFAR-100's size (at most 20), and its megabytes (at most 5).
+
+The runs are made up: 8 models x 5 methods x 5 seeds, 300 epochs, 10,000 test images of 100 classes. 5,000 training
+samples are recorded in each epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pskd.engine.distributed import Group
+from pskd.engine.history import History
+from pskd.metrics import functional
+from pskd.report.page import report
+from pskd.study.cells import Study, StudyFile
+
+MODELS, SEEDS, EPOCHS, TEST, TRAIN, CLASSES = 8, 5, 300, 10_000, 5_000, 100
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        study = made_up(Path(folder))
+        print(f"{len(study.cells())} runs")
+        begun = time.perf_counter()
+        report([study.folder], Path(folder) / "report.html")
+        print(f"seconds: {time.perf_counter() - begun:.1f} (at most 20)")
+        print(f"megabytes: {(Path(folder) / 'report.html').stat().st_size / 1e6:.2f} (at most 5)")
+
+
+def made_up(folder: Path) -> Study:
+    methods = ("hard", "label_smoothing", "cs_kd", "tf_kd", "ps_kd")
+    axes = {
+        "model": {f"model {number}": {"model.width": 4 + number} for number in range(MODELS)},
+        "method": list(methods),
+        "seed": list(range(SEEDS)),
+    }
+    study = Study("many", StudyFile(about="made up", recipe="digits", axes=axes), (), folder / "study", "many")
+    study.save()
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(CLASSES, (TEST,), generator=generator)
+    history = recorded(folder / "history.bin", generator)
+    for key, cell in study.cells().items():
+        run = study.run_folder(key)
+        run.mkdir()
+        logits = torch.randn(TEST, CLASSES, generator=generator)
+        logits[torch.arange(TEST), labels] += 3
+        metrics = functional.summarize(functional.score_samples(logits, labels))
+        np.savez(
+            run / "predictions.npz",
+            probs=torch.softmax(logits, 1).numpy(),
+            labels=labels.numpy(),
+            classes=np.array([f"class {number}" for number in range(CLASSES)]),
+            fingerprint=np.array("made up"),
+        )
+        (run / "config.yaml").write_text(cell.config.to_yaml())
+        records = [
+            {"epoch": epoch + 1, "train_loss": 1 / (epoch + 1), "alpha_t": 0.8 * epoch / EPOCHS, "test": metrics}
+            for epoch in range(EPOCHS)
+        ]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        (run / "history.bin").symlink_to(history)
+        origin = {"epoch": EPOCHS, "parameters": 1, "seconds": {"training": 1.0, "per_epoch": 1.0}, "processes": 1}
+        origin |= {"device": "cpu", "versions": {}, "git": None, "data_fingerprint": "made up"}
+        (run / "result.json").write_text(json.dumps(metrics | origin))
+    return study
+
+
+def recorded(path: Path, generator: torch.Generator) -> Path:
+    history = History(path, TRAIN, torch.device("cpu"))
+    history.cut(0)
+    labels = torch.randint(10, (TRAIN,), generator=generator)
+    for _ in range(EPOCHS):
+        history.record(torch.arange(TRAIN), torch.randn(TRAIN, 10, generator=generator), labels, None)
+        history.end_epoch(Group())
+    return path
+
+
+if __name__ == "__main__":
+    main()

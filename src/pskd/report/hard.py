@@ -1,0 +1,94 @@
+"""What the record of every training sample shows: hard examples, and how PS-KD rescales gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pskd.config import PSKDConfig
+from pskd.report.runs import Row, Run
+
+HARD, SHARE = 100, 10  # so many samples, and at most one in so many
+EPOCHS = 60  # at most, of a curve
+
+
+class Probabilities(NamedTuple):
+    """Means over the hard samples, by epoch."""
+
+    target: np.ndarray
+    maximum: np.ndarray
+
+
+class HardExamples(NamedTuple):
+    lines: Mapping[str, Probabilities]
+    chosen_by: str
+    samples: int
+    most_often: int  # how often the plain run was right on the easiest of them
+    epochs: int
+
+
+class Rescaling(NamedTuple):
+    """By epoch, from the second one on: quartiles over the samples that meet the condition, and their share."""
+
+    epochs: np.ndarray
+    lower: np.ndarray
+    median: np.ndarray
+    upper: np.ndarray
+    share: np.ndarray
+
+
+def over_training(rows: Sequence[Row]) -> HardExamples | None:
+    """Probabilities of the samples that plain training gets right least often, the same ones for every method.
+
+    Of each row the first run that saw the same data as the plain one. None without a plain run that has recorded its
+    samples.
+    """
+    plain = next((row for row in rows if row.runs[0].config.method.name == "hard"), None)
+    chooser = None if plain is None else next((run for run in plain.runs if run.history is not None), None)
+    if plain is None or chooser is None or chooser.history is None:
+        return None
+    right = chooser.history.times_correct()
+    hardest = np.argsort(right, kind="stable")[: max(1, min(HARD, len(right) // SHARE))]
+    lines = {}
+    for row in rows:
+        same = (run.history for run in row.runs if _data(run) == _data(chooser))
+        if (recorded := next((found for found in same if found is not None), None)) is not None:
+            found = recorded.of(samples=np.sort(hardest))
+            lines[row.short] = Probabilities(_mean(found.target), _mean(found.maximum))
+    return HardExamples(lines, plain.short, len(hardest), int(right[hardest].max()), chooser.history.num_epochs)
+
+
+def rescaling(row: Row) -> Rescaling | None:
+    """``1 - alpha_t * gamma_(t-1) / gamma_t`` of a PS-KD row's first seed; None for other methods."""
+    if not isinstance(row.runs[0].config.method, PSKDConfig):
+        return None
+    recorded = row.runs[0].history
+    alphas = {record["epoch"]: record["alpha_t"] for record in row.runs[0].epochs if "alpha_t" in record}
+    if recorded is None or recorded.num_epochs < 2 or len(alphas) < recorded.num_epochs:
+        return None
+    chosen = np.unique(np.linspace(1, recorded.num_epochs - 1, min(EPOCHS, recorded.num_epochs - 1)).astype(int))
+    quartiles, shares = [], []
+    for epoch in chosen.tolist():
+        pair = recorded.of([epoch - 1, epoch])
+        (before, now), held = pair.wrong, pair.rescaled[1]
+        known = ~np.isnan(before) & ~np.isnan(now)
+        shares.append(held[known].mean() if known.any() else np.nan)
+        use = known & held & (now > 0)
+        factor = 1 - alphas[epoch + 1] * before[use] / now[use]
+        quartiles.append(np.percentile(factor, (25, 50, 75)) if use.any() else [np.nan] * 3)
+    lower, median, upper = np.array(quartiles).T
+    return Rescaling(chosen + 1, lower, median, upper, np.array(shares))
+
+
+def _data(run: Run) -> tuple[int, str]:
+    """What has to be the same for a sample's number to mean the same sample."""
+    return run.seed, run.result["data_fingerprint"]
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    """Over samples, by epoch; one in which none was plain has none."""
+    seen = ~np.isnan(values)
+    count = seen.sum(1)
+    return np.where(count > 0, np.nansum(values, 1) / np.maximum(1, count), np.nan)

@@ -1,0 +1,137 @@
+"""The report: one HTML page that needs nothing beside it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pskd import __version__
+from pskd.config import flat
+from pskd.engine.files import kind_errors, write_atomic
+from pskd.report.figures import FRAMES, Figure, figures
+from pskd.report.runs import Collection, Run, collect
+from pskd.report.samples import SideBySide, side_by_side
+from pskd.report.summary import Table, compare
+
+TITLES = {
+    "calibration": "Calibration and confidence",
+    "risk_coverage": "Calibration and confidence",
+    "reliability": "Reliability diagrams",
+    "curves": "Training",
+    "hard_examples": "Hard examples",
+    "rescaling": "Gradient rescaling",
+    "per_class_ap": "Average precision by class",
+    "ablation": "Ablation",
+}
+
+
+class Section(NamedTuple):
+    """One collection as the page shows it."""
+
+    name: str
+    collection: Collection
+    tables: Sequence[Table]
+    figures: Sequence[tuple[str, Sequence[Figure]]]  # under a title
+    samples: SideBySide | None
+    origins: Sequence[Mapping[str, str]]
+    settings: Sequence[tuple[str, Mapping[str, Any]]]
+
+
+def report(
+    paths: Sequence[Path], out: Path, figure_folder: Path | None = None, table_folder: Path | None = None
+) -> list[Path]:
+    """Write the page about runs and studies, and what else is asked for; returns the files and folders."""
+    sections = [_section(place, collection) for place, collection in enumerate(collect(paths))]
+    with kind_errors("report"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(out, _html(sections))
+    written = [out]
+    for section in sections:
+        below = Path(section.name) if len(sections) > 1 else Path()
+        if figure_folder is not None:
+            for _, members in section.figures:
+                for figure in members:
+                    figure.save(figure_folder / below)
+        if table_folder is not None:
+            _save_tables(section.tables, table_folder / below)
+    return written + [folder for folder in (figure_folder, table_folder) if folder is not None]
+
+
+def _section(place: int, collection: Collection) -> Section:
+    tables = [compare(collection)]
+    if all(run.config.task == "classification" for run in collection.runs) and collection.show.split == "test":
+        ensembles = compare(collection, ensembles=True)
+        if any(ensembles.frames.values()):
+            tables.append(ensembles)
+    if collection.show.ensemble:
+        tables.reverse()
+    drawn = figures(collection)
+    titles = dict.fromkeys(TITLES[figure.kind] for figure in drawn)
+    by_kind = [(title, [figure for figure in drawn if TITLES[figure.kind] == title]) for title in titles]
+    compared = (side_by_side(rows) for rows in collection.frames.values())
+    return Section(
+        f"{place + 1}-{_file_name(collection.title)}",
+        collection,
+        tables,
+        by_kind,
+        next((pair for pair in compared if pair is not None), None),
+        [_origin(row.name, run) for row in collection.rows for run in row.runs],
+        [(row.name, flat(row.runs[0].config.model_dump(mode="json"))) for row in collection.rows],
+    )
+
+
+def _html(sections: Sequence[Section]) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("pskd.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    title = ", ".join(section.collection.title for section in sections)
+    return environment.get_template("page.html").render(
+        title=title,
+        sections=sections,
+        most_frames=FRAMES,
+        version=__version__,
+        python=platform.python_version(),
+    )
+
+
+def _origin(row: str, run: Run) -> dict[str, str]:
+    """Where a number comes from."""
+    result = run.result
+    seconds = result["seconds"]
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    return {
+        "row": row,
+        "seed": str(run.seed),
+        "epochs": str(result["epoch"]),
+        "parameters": f"{result['parameters']:,}",
+        "training": str(timedelta(seconds=round(seconds["training"]))),
+        "seconds an epoch": "" if seconds["per_epoch"] is None else f"{seconds['per_epoch']:.1f}",
+        "device": f"{result['device']} x {result['processes']}" if result["processes"] > 1 else result["device"],
+        "versions": versions,
+        "code": (result["git"] or "")[:12],
+        "folder": str(run.folder.path),
+    }
+
+
+def _save_tables(tables: Sequence[Table], folder: Path) -> None:
+    with kind_errors("table"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for table in tables:
+            for suffix, text in (("csv", table.csv()), ("tex", table.latex()), ("md", table.markdown())):
+                (folder / f"{table.name}.{suffix}").write_text(text, encoding="utf-8")
+
+
+def _file_name(title: str) -> str:
+    """Letters, digits and dashes: the name of a folder, and of a place in the page."""
+    words = ["".join(group) for kept, group in groupby(title, str.isalnum) if kept]
+    return "-".join(words) or "runs"

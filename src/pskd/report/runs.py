@@ -1,0 +1,185 @@
+"""The runs that a report is about: rows of several seeds, in frames of rows that are compared with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from pskd.config import Config, differences, flat
+from pskd.engine import history
+from pskd.engine.run import RunFolder
+from pskd.errors import PskdError
+from pskd.metrics.catalogue import METRICS
+from pskd.metrics.functional import confidence_and_correct
+from pskd.report import ensemble
+from pskd.report.ensemble import Predictions
+from pskd.study.cells import Cell, Paper, Show, Study, is_study
+
+# Settings that say where and how a run was made, not what was learnt.
+PLACES = frozenset(
+    {"data.root", "data.download", "data.workers", "method.path", "method.teacher", "model.backbone", "recipe"}
+    | {f"train.{name}" for name in ("seed", "device", "threads", "save_every", "keep_last", "trackers", "history")}
+)
+
+
+class Scores(NamedTuple):
+    """Of each sample of a split: how sure the model is, (N), and whether it is right, (N)."""
+
+    confidence: Tensor
+    correct: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run."""
+
+    folder: RunFolder
+    config: Config
+    result: Mapping[str, Any]
+    split: str = "test"
+
+    @property
+    def seed(self) -> int:
+        return self.config.train.seed
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """The numbers of the report's split."""
+        numbers: Mapping[str, Any] = self.result.get("val", {}) if self.split == "val" else self.result
+        return numbers
+
+    @cached_property
+    def epochs(self) -> list[dict[str, Any]]:
+        """The records of metrics.jsonl."""
+        return self.folder.metrics()
+
+    @cached_property
+    def history(self) -> history.Recorded | None:
+        return history.read(self.folder.history_file)
+
+    @cached_property
+    def scores(self) -> Scores | None:
+        """None for a task without classes to be sure of."""
+        predictions = self.predictions()
+        return None if predictions is None else Scores(*confidence_and_correct(predictions.probs, predictions.labels))
+
+    def predictions(self) -> Predictions | None:
+        """Read anew each time: a data set's probabilities are large."""
+        if self.config.task != "classification":
+            return None
+        return ensemble.read(self.folder.path, self.split)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """The runs of one setting, which differ in their seeds; ``labels`` by axis."""
+
+    labels: Mapping[str, str]
+    runs: Sequence[Run]
+    changed: Sequence[str] = ()  # the settings in which it differs from what the paper did
+
+    @property
+    def name(self) -> str:
+        return " · ".join(self.labels.values())
+
+    @property
+    def short(self) -> str:
+        """What tells it from the others of its frame."""
+        return list(self.labels.values())[-1] if self.labels else "run"
+
+    def values(self, metric: str) -> list[float]:
+        return [run.metrics[metric] for run in self.runs if metric in run.metrics]
+
+
+@dataclass(frozen=True, eq=False)
+class Collection:
+    """Rows that belong together: those of a study, or of runs that were named one by one."""
+
+    title: str
+    about: str
+    rows: Sequence[Row]
+    show: Show = field(default_factory=Show)
+    paper: Paper | None = None
+    unfinished: Sequence[str] = ()
+
+    @cached_property
+    def frames(self) -> dict[str, list[Row]]:
+        """Rows by what they share, all labels but the last: they go into one plot, and one of them is best."""
+        frames: dict[str, list[Row]] = {}
+        for row in self.rows:
+            frames.setdefault(" · ".join(list(row.labels.values())[:-1]), []).append(row)
+        return frames
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The metrics to show: the study's, or all that every row has."""
+        there = [name for name in METRICS if all(row.values(name) for row in self.rows)]
+        return tuple(name for name in self.show.columns if name in there) or tuple(there)
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for row in self.rows for run in row.runs]
+
+
+def collect(paths: Sequence[Path]) -> list[Collection]:
+    """A collection for each study, and one for all runs that were named by themselves."""
+    studies, single = [], []
+    for path in paths:
+        if is_study(path):
+            studies.append(_of_study(Study.load(path)))
+        else:
+            single.append(_open(path))
+    return studies + ([_of_runs(single)] if single else [])
+
+
+def _of_study(study: Study) -> Collection:
+    show = study.file.show
+    rows: dict[tuple[str, ...], tuple[Cell, list[Run]]] = {}
+    unfinished = []
+    for key, cell in study.cells().items():
+        if not cell.labels:
+            continue
+        folder = study.run_folder(key)
+        if not RunFolder(folder).result_file.is_file():
+            unfinished.append(cell.name)
+            continue
+        labels = tuple(label for axis, label in cell.labels.items() if axis != "seed")
+        rows.setdefault(labels, (cell, []))[1].append(_open(folder, show.split))
+    if not rows:
+        raise PskdError(f"{study.folder} has no finished cell yet: pskd study status tells how far it is")
+    made = [
+        Row(
+            {axis: label for axis, label in cell.labels.items() if axis != "seed"},
+            runs,
+            [line for line in differences(cell.as_published, cell.config) if line.partition(":")[0] not in PLACES],
+        )
+        for cell, runs in rows.values()
+    ]
+    return Collection(study.name, study.file.about, made, show, study.file.paper, unfinished)
+
+
+def _of_runs(runs: Sequence[Run]) -> Collection:
+    """Runs that differ only in their seed are one row; a row is named by the settings that vary."""
+    settings = [flat(run.config.model_dump(mode="json")) for run in runs]
+    keys = [key for key in {key: None for tree in settings for key in tree} if key not in PLACES]
+    varying = [key for key in keys if len({str(tree[key]) for tree in settings if key in tree}) > 1]
+    rows: dict[str, list[Run]] = {}
+    for run, tree in zip(runs, settings, strict=True):
+        parts = [_said(key, tree[key]) for key in varying if key in tree]
+        rows.setdefault(", ".join(parts) or run.config.method.name, []).append(run)
+    made = [Row({"run": name}, members) for name, members in rows.items()]
+    return Collection("Runs", f"{len(runs)} runs", made)
+
+
+def _said(key: str, value: Any) -> str:
+    return str(value) if key.endswith(".name") else f"{key}={value}"
+
+
+def _open(path: Path, split: str = "test") -> Run:
+    folder = RunFolder(path)
+    return Run(folder, folder.config(), folder.result(), split)

@@ -1,0 +1,241 @@
+"""The comparison in the paper's form: means and deviations over seeds, the best of each frame, the paper's numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pskd.metrics.catalogue import METRICS
+from pskd.report.ensemble import joined, score
+from pskd.report.runs import Collection, Row
+
+ENOUGH_SEEDS, LEVEL = 3, 0.05  # before a difference is called significant
+
+
+class Entry(NamedTuple):
+    """One number of the table, in the metric's own units."""
+
+    mean: float
+    deviation: float | None = None  # sample standard deviation over seeds; None for fewer than two
+    best: bool = False  # of its frame
+    significant: bool = False  # differs from the frame's first row
+    paper: float | None = None
+
+
+class Line(NamedTuple):
+    label: str
+    seeds: int
+    entries: Sequence[Entry | None]  # one for each metric
+    changed: bool  # whether it has other settings than the paper
+
+
+class Style(NamedTuple):
+    """How a table is written in some language: functions of a text, and marks."""
+
+    escaped: Callable[[str], str]
+    number: Callable[[str], str]
+    bold: str
+    dagger: str
+    star: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Lines in frames, one column for each metric."""
+
+    name: str
+    title: str
+    metrics: Sequence[str]
+    frames: Mapping[str, Sequence[Line]]
+    notes: Sequence[str]
+
+    @property
+    def header(self) -> list[str]:
+        return [METRICS[name].title for name in self.metrics]
+
+    def text(self, metric: str, value: float) -> str:
+        return METRICS[metric].form.format(value)
+
+    def shown(self, metric: str, entry: Entry | None) -> str:
+        """`20.82 ± 0.11`"""
+        if entry is None:
+            return "-"
+        spread = "" if entry.deviation is None else f" ± {self.text(metric, entry.deviation)}"
+        return self.text(metric, entry.mean) + spread
+
+    def csv(self) -> str:
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        parts = ("mean", "deviation", "best", "significant", "paper")
+        writer.writerow(["frame", "row", "seeds", *(f"{name} {part}" for name in self.metrics for part in parts)])
+        for frame, lines in self.frames.items():
+            for line in lines:
+                cells = [value for entry in line.entries for value in (entry or [None] * len(parts))]
+                writer.writerow([frame, line.label, line.seeds, *("" if cell is None else cell for cell in cells)])
+        return out.getvalue()
+
+    def markdown(self) -> str:
+        lines = [["", "seeds", *self.header], ["---"] * (len(self.metrics) + 2), *self._lines(MARKDOWN)]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n\n" + "\n\n".join(self.notes) + "\n"
+
+    def latex(self) -> str:
+        header = " & ".join(["", "seeds", *map(_latex_escaped, self.header)])
+        rows = "\n".join("    " + " & ".join(line) + r" \\" for line in self._lines(LATEX))
+        notes = "".join(f"% {note}\n" for note in self.notes)
+        return (
+            f"% {self.title}; needs \\usepackage{{booktabs}}\n{notes}"
+            f"\\begin{{tabular}}{{lr{'c' * len(self.metrics)}}}\n    \\toprule\n    {header} \\\\\n    \\midrule\n"
+            f"{rows}\n    \\bottomrule\n\\end{{tabular}}\n"
+        )
+
+    def _lines(self, style: Style) -> list[list[str]]:
+        lines = []
+        for frame, members in self.frames.items():
+            for line in members:
+                cells = [style.escaped(" · ".join(filter(None, (frame, line.label)))), str(line.seeds)]
+                for metric, entry in zip(self.metrics, line.entries, strict=True):
+                    text = style.number(self.shown(metric, entry))
+                    if entry is not None:
+                        text = (style.bold if entry.best else "{}").format(text)
+                        text += style.dagger if entry.significant else ""
+                        if entry.paper is not None:
+                            star = style.star if line.changed else ""
+                            text += f" (paper {self.text(metric, entry.paper)}{star})"
+                    cells.append(text)
+                lines.append(cells)
+        return lines
+
+
+def compare(collection: Collection, *, ensembles: bool = False) -> Table:
+    """The table of a collection's rows, or of the ensembles of each row's seeds."""
+    metrics = collection.columns
+    frames = {}
+    for frame, rows in collection.frames.items():
+        if ensembles:
+            rows = [row for row in rows if len(row.runs) > 1]
+            numbers = [_of_ensemble(row, metrics) for row in rows]
+        else:
+            numbers = [{metric: row.values(metric) for metric in metrics} for row in rows]
+        paper = collection.paper if ensembles == collection.show.ensemble else None
+        columns = []
+        for metric in metrics:
+            published = [_published(paper.rows.get(row.name), paper.columns, metric) if paper else None for row in rows]
+            columns.append(_column(metric, [of_row[metric] for of_row in numbers], published, rows))
+        frames[frame] = [
+            Line(row.short, len(row.runs), [column[i] for column in columns], bool(row.changed))
+            for i, row in enumerate(rows)
+        ]
+    kind = "ensembles of each row's seeds" if ensembles else f"{collection.show.split} set, last epoch"
+    name = "ensembles" if ensembles else "comparison"
+    return Table(name, f"{collection.title}: {kind}", metrics, frames, _notes(collection, frames, ensembles))
+
+
+def _column(
+    metric: str, values: Sequence[Sequence[float]], published: Sequence[float | None], rows: Sequence[Row]
+) -> list[Entry | None]:
+    """One metric of all rows of a frame."""
+    means = [statistics.fmean(row) if row else None for row in values]
+    known = [mean for mean in means if mean is not None]
+    best = (max if METRICS[metric].higher_is_better else min)(known) if known else None
+    significant = _differ_from_first(values, rows)
+    entries: list[Entry | None] = []
+    for mean, row, own, paper in zip(means, values, significant, published, strict=True):
+        spread = statistics.stdev(row) if len(row) > 1 else None
+        entries.append(None if mean is None else Entry(mean, spread, len(known) > 1 and mean == best, own, paper))
+    return entries
+
+
+def _differ_from_first(values: Sequence[Sequence[float]], rows: Sequence[Row]) -> list[bool]:
+    """Which rows differ from the first: paired t-tests over the seeds that both have, with Holm's correction.
+
+    A claim needs at least three such seeds.
+    """
+    found = [False] * len(values)
+    if not values or any(len(value) != len(row.runs) for value, row in zip(values, rows, strict=True)):
+        return found
+    by_seed = [
+        dict(zip((run.seed for run in row.runs), value, strict=True)) for row, value in zip(rows, values, strict=True)
+    ]
+    chances = []
+    for i, own in enumerate(by_seed[1:], start=1):
+        shared = sorted(own.keys() & by_seed[0].keys())
+        if len(shared) >= ENOUGH_SEEDS:
+            chances.append((paired_chance([own[seed] - by_seed[0][seed] for seed in shared]), i))
+    for rank, (chance, i) in enumerate(sorted(chances)):
+        if chance * (len(chances) - rank) >= LEVEL:
+            break
+        found[i] = True
+    return found
+
+
+def paired_chance(differences: Sequence[float]) -> float:
+    """The two-sided p-value of a paired t-test."""
+    from scipy.stats import t
+
+    spread = statistics.stdev(differences)
+    mean = statistics.fmean(differences)
+    if spread <= 1e-12 * abs(mean) or spread == 0:
+        return 1.0  # seeds that changed nothing are no evidence
+    return float(2 * t.sf(abs(mean) / (spread / math.sqrt(len(differences))), len(differences) - 1))
+
+
+def _of_ensemble(row: Row, metrics: Sequence[str]) -> dict[str, list[float]]:
+    mean = score(joined([run.folder.path for run in row.runs]), row.runs[0].config.eval.ece_bins)
+    return {metric: [mean[metric]] if metric in mean else [] for metric in metrics}
+
+
+def _published(row: Sequence[float | None] | None, columns: Sequence[str], metric: str) -> float | None:
+    return None if row is None or metric not in columns else row[columns.index(metric)]
+
+
+def _notes(collection: Collection, frames: Mapping[str, Sequence[Line]], ensembles: bool) -> list[str]:
+    lines = [line for members in frames.values() for line in members]
+    notes = []
+    if not ensembles:
+        notes.append("Mean ± standard deviation over seeds; the best mean of a group is bold.")
+        if any(entry.significant for line in lines for entry in line.entries if entry):
+            notes.append(
+                f"† differs from the group's first row (paired t-test over seeds, {LEVEL:.0%}, Holm's correction)."
+            )
+        elif all(line.seeds < ENOUGH_SEEDS for line in lines):
+            notes.append(f"Fewer than {ENOUGH_SEEDS} seeds: no difference here is called significant.")
+        else:
+            notes.append("No difference from a group's first row is significant at these seeds (paired t-test, Holm).")
+    if "ece" in collection.columns and collection.runs:
+        bins = sorted({run.config.eval.ece_bins for run in collection.runs})
+        notes.append(f"ECE with {', '.join(map(str, bins))} bins.")
+    signatures = {
+        (name, signature)
+        for run in collection.runs
+        for name, signature in run.result.get("signatures", {}).items()
+        if name in collection.columns
+    }
+    notes += [f"{METRICS[name].title}: {signature}." for name, signature in sorted(signatures)]
+    if collection.paper is not None and ensembles == collection.show.ensemble:
+        table = collection.paper
+        notes.append(f"In brackets or below: the paper's {table.table}{f' ({table.note})' if table.note else ''}.")
+        changed = sorted({line for row in collection.rows for line in row.changed})
+        if changed:
+            more = f", and {len(changed) - 8} more" if len(changed) > 8 else ""
+            notes.append(f"* other settings than the paper's (setting: paper, here): {'; '.join(changed[:8])}{more}.")
+    return notes
+
+
+def _markdown_escaped(text: str) -> str:
+    return "".join(f"\\{letter}" if letter in "\\|*_`<>[]" else letter for letter in text)
+
+
+def _latex_escaped(text: str) -> str:
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "·": r"$\cdot$"}
+    return "".join(special.get(letter, f"\\{letter}" if letter in "&%$#_{}" else letter) for letter in text)
+
+
+MARKDOWN = Style(_markdown_escaped, str, "**{}**", "†", "\\*")
+LATEX = Style(
+    _latex_escaped, lambda text: "$" + text.replace("±", r"\pm") + "$", r"{{\boldmath{}}}", r"$^\dagger$", r"$^*$"
+)

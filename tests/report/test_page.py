@@ -1,0 +1,108 @@
+"""The page, as a browser shows it."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from browser import Browser
+
+from pskd.errors import PskdError
+from pskd.report.figures import FORMATS, Figure, figures
+from pskd.report.page import report
+from pskd.report.runs import collect
+from pskd.study.cells import Study
+
+
+@pytest.fixture(scope="session")
+def page(finished: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    report([finished.folder], folder / "report.html", folder / "figures", folder / "tables")
+    return folder / "report.html"
+
+
+def test_figures_and_tables_are_saved(page: Path, finished: Study) -> None:
+    drawn = figures(collect([finished.folder])[0])
+    kinds = {figure.kind for figure in drawn}
+    assert kinds == {"calibration", "risk_coverage", "reliability", "curves", "hard_examples", "rescaling"}
+    saved = {file.name for file in (page.parent / "figures").iterdir()}
+    assert saved == {f"{figure.name}.{form}" for figure in drawn for form in FORMATS}
+    assert all(file.stat().st_size > 1000 for file in (page.parent / "figures").iterdir())
+    assert {file.name for file in (page.parent / "tables").iterdir()} == {
+        f"{name}.{form}" for name in ("comparison", "ensembles") for form in ("csv", "tex", "md")
+    }
+
+
+def test_numbers_on_the_axes_stay_whole() -> None:
+    ticks = [0.1234, 0.1239]
+    svg = Figure("curves", "x", "x", "x", lambda axes: axes.set(yticks=ticks, yticklabels=map(str, ticks))).svg()
+    assert all(f">{tick}<" in svg for tick in ticks)
+    assert not re.search(r'\sd="[^"]*\d\.\d{3}', svg)
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_overflows_or_complains(browser: Browser, page: Path, width: int, dark: bool) -> None:
+    browser.open(page, width, dark=dark)
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    paper, ink = (browser.run(f"getComputedStyle(document.body).{name}") for name in ("backgroundColor", "color"))
+    brightness = [sum(int(part) for part in colour.strip("rgba()").split(",")[:3]) for colour in (paper, ink)]
+    assert (brightness[0] < 150 < 500 < brightness[1]) if dark else (brightness[1] < 150 < 700 < brightness[0])
+    text = browser.run("getComputedStyle(document.querySelector('figure svg text')).fill")
+    assert text == ink  # figures are drawn in the page's own colour
+    assert browser.run("[...document.images].every(image => image.naturalWidth > 0 && image.alt)")
+    assert browser.run("document.images.length") == 8
+    assert browser.run("[...document.querySelectorAll('figure [role=img]')].every(e => e.ariaLabel.length > 40)")
+    assert browser.problems == []
+
+
+def test_tables_sort(browser: Browser, page: Path) -> None:
+    browser.open(page, 1440)
+    column = "[...document.querySelectorAll('table')[0].tBodies[0].rows].map(row => Number(row.cells[2].dataset.value))"
+    before = browser.run(column)
+    browser.run("document.querySelectorAll('table')[0].tHead.rows[0].cells[2].querySelector('button').click()")
+    assert browser.run(column) == sorted(before)
+    browser.run("document.querySelectorAll('table')[0].tHead.rows[0].cells[2].querySelector('button').click()")
+    assert browser.run(column) == sorted(before, reverse=True)
+    assert browser.run("document.querySelectorAll('table')[0].tHead.rows[0].cells[2].ariaSort") == "descending"
+
+
+def test_names_are_shown_as_text(browser: Browser, page: Path) -> None:
+    browser.open(page, 1440)
+    assert browser.run("document.querySelectorAll('table')[0].tBodies[0].rows[0].cells[0].textContent") == (
+        '<script>alert("x")</script> & "CE"'
+    )
+    assert browser.run("document.scripts.length") == 1
+    assert browser.run("document.querySelector('figcaption').textContent.includes('<script>alert')")
+
+
+def test_every_id_stands_once(browser: Browser, page: Path) -> None:
+    browser.open(page, 1440)
+    twice = "[...document.querySelectorAll('[id]')].map(e => e.id).filter((id, i, all) => all.indexOf(id) !== i)"
+    assert browser.run(twice) == []
+
+
+def test_the_papers_number_is_beside_ours(browser: Browser, page: Path) -> None:
+    browser.open(page, 1440)
+    assert browser.run("document.querySelector('table small').textContent") == "paper 20.82*"
+    assert browser.run("document.body.textContent.includes('optim.lr: 0.1, 0.05')")
+
+
+def test_two_hundred_runs(two_hundred: list[Path], tmp_path: Path) -> None:
+    begun = time.process_time()
+    report(two_hundred, tmp_path / "report.html")
+    assert time.process_time() - begun < 20
+    assert (tmp_path / "report.html").stat().st_size < 5e6
+    assert "the 10 best of 40 rows" in (tmp_path / "report.html").read_text()
+
+
+def test_mistakes(tmp_path: Path, finished: Study) -> None:
+    with pytest.raises(PskdError, match="is not a run folder"):
+        report([tmp_path], tmp_path / "report.html")
+    empty = Study("empty", finished.file, (), tmp_path / "empty", "empty")
+    empty.save()
+    with pytest.raises(PskdError, match="has no finished cell yet"):
+        report([empty.folder], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()

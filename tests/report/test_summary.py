@@ -1,0 +1,115 @@
+"""The table: means, deviations, the best, what is significant, and the paper's numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_rel
+
+from pskd.report.ensemble import ensemble
+from pskd.report.runs import Collection, Row, collect
+from pskd.report.summary import compare, paired_chance
+from pskd.study.cells import Paper, Study
+
+
+def row(name: str, errors: list[float], changed: tuple[str, ...] = ()) -> Row:
+    signatures = {"top1_error": "nrefs:1|case:mixed", "chrf": "not shown"}
+    settings = SimpleNamespace(eval=SimpleNamespace(ece_bins=10))
+    runs: Any = [
+        SimpleNamespace(seed=seed, metrics={"top1_error": error}, config=settings, result={"signatures": signatures})
+        for seed, error in enumerate(errors)
+    ]
+    return Row({"model": "ResNet", "method": name}, runs, changed)
+
+
+def collection(*rows: Row, **options: Any) -> Collection:
+    return Collection("study", "about", rows, **options)
+
+
+def test_mean_deviation_and_best() -> None:
+    table = compare(collection(row("CE", [20.0, 22.0]), row("PS-KD", [18.0, 19.0])))
+    first, second = table.frames["ResNet"]
+    assert first.entries[0] == (21.0, statistics.stdev([20.0, 22.0]), False, False, None)
+    assert second.entries[0] is not None
+    assert second.entries[0].best
+    assert table.shown("top1_error", second.entries[0]) == "18.50 ± 0.71"
+    assert table.notes[-1] == "Top-1 err (%): nrefs:1|case:mixed."
+
+
+def test_one_seed_has_no_deviation_and_proves_nothing() -> None:
+    table = compare(collection(row("CE", [20.0]), row("PS-KD", [1.0])))
+    assert table.frames["ResNet"][1].entries[0] == (1.0, None, True, False, None)
+    assert any("no difference here is called significant" in note for note in table.notes)
+
+
+def test_significance_is_a_paired_test_with_correction_for_the_number_of_rows() -> None:
+    plain = [20.0, 24.0, 22.0]
+    sure, unsure = [value - 5 - 0.1 * i for i, value in enumerate(plain)], [19.0, 24.5, 21.0]
+    table = compare(collection(row("CE", plain), row("A", sure), row("B", unsure)))
+    assert [line.entries[0].significant for line in table.frames["ResNet"] if line.entries[0]] == [False, True, False]
+    # Alone at p = 0.036, but not among three.
+    close = [value + difference for value, difference in zip(plain, (-1.0, -1.5, -1.2), strict=True)]
+    chance = paired_chance([-1.0, -1.5, -1.2])
+    assert chance == pytest.approx(ttest_rel(close, plain).pvalue)
+    wide = [value + difference for value, difference in zip(plain, (-1.0, -1.8, -1.9), strict=True)]
+    assert 0.03 < paired_chance([-1.0, -1.8, -1.9]) < 0.05
+    alone = compare(collection(row("CE", plain), row("A", wide)))
+    among = compare(collection(row("CE", plain), row("A", wide), row("B", unsure), row("C", unsure)))
+    assert alone.frames["ResNet"][1].entries[0].significant  # type: ignore[union-attr]
+    assert not among.frames["ResNet"][1].entries[0].significant  # type: ignore[union-attr]
+
+
+def test_false_claims_are_rare() -> None:
+    """Five methods that do not differ: at most one table in twenty says that any of them does."""
+    draw = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(300):
+        rows = [row(str(name), draw.normal(20, 1, 3).tolist()) for name in range(5)]
+        lines = compare(collection(*rows)).frames["ResNet"]
+        wrong += any(line.entries[0].significant for line in lines if line.entries[0])
+    assert wrong <= 27  # 15 expected at the most; 27 has a chance of one in a thousand
+
+
+def test_the_papers_numbers_are_marked_where_settings_differ() -> None:
+    paper = Paper(table="Table 1", columns=("top1_error",), rows={"ResNet · CE": (24.18,)})
+    rows = row("CE", [20.0, 22.0], ("train.epochs: 300, 3",)), row("PS-KD", [18.0, 19.0])
+    table = compare(collection(*rows, paper=paper))
+    assert "21.00 ± 1.41 (paper 24.18\\*)" in table.markdown()
+    assert "train.epochs: 300, 3" in table.markdown()
+    assert r"$21.00 \pm 1.41$ (paper 24.18$^*$)" in table.latex()
+    assert r"{\boldmath$18.50 \pm 0.71$}" in table.latex()
+
+
+def test_names_cannot_break_a_table() -> None:
+    name = r"a|b & c_d *e* \f <g>"
+    table = compare(collection(row(name, [1.0]), row("CE", [2.0])))
+    assert r"a\|b & c\_d \*e\* \\f \<g\>" in table.markdown()
+    assert r"a|b \& c\_d *e* \textbackslash{}f <g>" in table.latex()
+    assert next(line for line in csv.DictReader(io.StringIO(table.csv())) if line["row"] == name)["seeds"] == "1"
+
+
+def test_a_study_and_its_ensembles(finished: Study) -> None:
+    (study,) = collect([finished.folder])
+    table, ensembles = compare(study), compare(study, ensembles=True)
+    runs = [finished.run_folder(key) for key, cell in finished.cells().items() if cell.labels["method"] == "PS-KD"]
+    expected = ensemble(runs)
+    line, joined = table.frames[""][1], ensembles.frames[""][1]
+    place = list(table.metrics).index("nll")
+    values = [each["nll"] for name, each in expected.items() if name != "ensemble"]
+    assert line.entries[place].mean == pytest.approx(statistics.fmean(values), abs=1e-6)  # type: ignore[union-attr]
+    assert joined.entries[place].mean == expected["ensemble"]["nll"]  # type: ignore[union-attr]
+    assert line.changed  # by optim.lr on the command line
+    assert table.frames[""][1].entries[0].paper == 20.82  # type: ignore[union-attr]
+    assert ensembles.frames[""][1].entries[0].paper is None  # type: ignore[union-attr]
+
+
+def test_runs_named_one_by_one_are_rows_by_what_differs(finished: Study, tmp_path: Path) -> None:
+    (runs,) = collect([finished.run_folder(key) for key in finished.cells()])
+    assert [(row.name, len(row.runs)) for row in runs.rows] == [("hard", 3), ("ps_kd", 3)]

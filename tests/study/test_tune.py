@@ -1,0 +1,118 @@
+"""The search for a setting: ranges, the rule of choice, and a whole search."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers import SMALL
+
+from pskd.engine.run import RunFolder
+from pskd.errors import PskdError
+from pskd.report.runs import Collection, Row
+from pskd.study.cells import Study, expand
+from pskd.study.queue import Queue, State
+from pskd.study.tune import TOGETHER, Range, choose, parse, search, tune
+
+
+def test_ranges() -> None:
+    assert parse("method.alpha=0.0:1.0:0.1") == Range("method.alpha", [i / 10 for i in range(11)])
+    assert parse("method.temperature=1..20") == Range("method.temperature", list(range(1, 21)))
+    assert parse("method=hard,ps_kd") == Range("method", ["hard", "ps_kd"])
+    assert parse("optim.lr=0.1,0.5") == Range("optim.lr", [0.1, 0.5])
+    assert parse("optim.lr=0.05") is None
+    assert parse("method=ps_kd") is None
+    for wrong in ("optim.lr=0:1:0", "optim.lr=1:0:0.1", "optim.lr=a:b:c", "optim.lr=1..x"):
+        with pytest.raises(PskdError, match=r"optim\.lr"):
+            parse(wrong)
+
+
+def test_draws_fill_their_range() -> None:
+    draw = random.Random(0)
+    wide, narrow, listed = parse("optim.lr=0.001~1"), parse("method.alpha=0.2~0.8"), parse("k=1,2,4")
+    assert wide is not None
+    assert narrow is not None
+    assert listed is not None
+    values = [wide.draw(draw) for _ in range(2000)]
+    assert 0.001 <= min(values) <= max(values) <= 1
+    assert statistics.median(values) == pytest.approx(0.001**0.5, rel=0.2)  # even on a logarithmic scale
+    values = [narrow.draw(draw) for _ in range(2000)]
+    assert 0.2 <= min(values) <= max(values) <= 0.8
+    assert statistics.fmean(values) == pytest.approx(0.5, abs=0.02)
+    assert {listed.draw(draw) for _ in range(100)} == {1, 2, 4}
+
+
+def test_a_search_holds_out_a_tenth_and_never_shows_the_test_set() -> None:
+    study = search("digits", [Range("method.alpha", [0.0, 0.5])], ["epochs=2"], seeds=3, trials=None)
+    cells = list(expand(study).values())
+    assert len(cells) == 6
+    assert {cell.config.data.val_fraction for cell in cells} == {0.1}  # type: ignore[attr-defined]
+    assert study.show.split == "val"
+    assert study.show.x == "method.alpha"
+    drawn = search("digits", [Range("optim.lr", [], 0.01, 1.0)], [], seeds=1, trials=4)
+    assert len(expand(drawn)) == 4
+    with pytest.raises(PskdError, match="--random"):
+        search("digits", [Range("optim.lr", [], 0.01, 1.0)], [], seeds=1, trials=None)
+
+
+def row(alpha: float, error: float, ece: float, nll: float) -> Row:
+    config = SimpleNamespace(model_dump=lambda mode: {"method": {"alpha": alpha}})
+    runs: Any = [
+        SimpleNamespace(metrics={"top1_error": error + d, "ece": ece - d, "nll": nll}, config=config) for d in (-1, 1)
+    ]
+    return Row({"method.alpha": str(alpha)}, runs)
+
+
+def test_accuracy_and_calibration_together() -> None:
+    """Lowest mean rank of top-1 error and ECE; a tie goes to the lower NLL."""
+    searched = [Range("method.alpha", [])]
+    rows = [row(0.0, 24, 12, 1.0), row(0.5, 22, 9, 0.9), row(0.8, 21, 2, 0.8), row(1.0, 20, 15, 0.85)]
+    study = Collection("search", "", rows)  # mean ranks 3.5, 2.5, 1.5, 2.5
+    choice = choose(study, searched, TOGETHER)
+    assert choice.settings == {"method.alpha": 0.8}
+    assert choose(study, searched, "top1_error").settings == {"method.alpha": 1.0}
+    assert choose(study, searched, "ece").settings == {"method.alpha": 0.8}
+    tie = Collection("search", "", [row(0.1, 20, 5, 0.9), row(0.2, 21, 4, 0.8)])
+    assert choose(tie, searched, TOGETHER).settings == {"method.alpha": 0.2}
+    with pytest.raises(PskdError, match="these runs have no aurc"):
+        choose(study, searched, "aurc")
+
+
+def test_runs_that_are_worse_than_the_median_are_given_up(tmp_path: Path) -> None:
+    file = search("digits", [Range("optim.lr", [0.1 * n for n in range(1, 8)])], ["epochs=6"], seeds=1, trials=None)
+    study = Study.of("search", file.model_copy(update={"prune": True}), tmp_path)
+    study.save()
+    queue = Queue(study)
+    queue.advance()
+    seen: list[int] = []
+
+    def train(cell: Any, after_epoch: Any) -> float:
+        """One run after the other is worse than those before it."""
+        seen.append(0)
+        for epoch in range(1, 7):
+            seen[-1] = epoch
+            after_epoch({"epoch": epoch, "val": {"top1_error": 10.0 + len(seen)}})
+        return 0.0
+
+    for _ in study.cells():
+        queue.take(train)
+    assert seen == [6, 6, 6, 6, 6, 2, 2]  # five to compare with, and a third of the epochs as a start
+    states = [standing.state for standing in queue.advance().values()]
+    assert states == [State.DONE] * 5 + [State.PRUNED] * 2
+
+
+@pytest.mark.slow
+def test_a_whole_search(tmp_path: Path) -> None:
+    said: list[str] = []
+    ranges = [Range("method.alpha", [0.0, 0.8])]
+    choice = tune("digits", ranges, [*SMALL, "train.threads=1"], tmp_path, seeds=2, workers=2, say=said.append)
+    assert choice.settings["method.alpha"] in (0.0, 0.8)
+    assert any(line.startswith("chosen: method.alpha=") for line in said)
+    final = [RunFolder(path).config() for path in (tmp_path / "final" / "runs").iterdir()]
+    assert len(final) == 2
+    assert {config.data.val_fraction for config in final} == {0.0}  # type: ignore[attr-defined]
+    assert {config.method.alpha for config in final} == {choice.settings["method.alpha"]}  # type: ignore[union-attr]
