@@ -15,10 +15,11 @@ from pskd.config.base import Section
 from pskd.config.classification import ClassificationConfig
 from pskd.config.methods import METHODS
 from pskd.config.run import Config
+from pskd.config.translation import TranslationConfig
 from pskd.errors import PskdError
 from pskd.recipes import laptop_overlay
 
-TASKS: dict[str, type[Config]] = {kind.model_fields["task"].default: kind for kind in (ClassificationConfig,)}
+TASKS: dict[str, type[Config]] = {kind.model_fields["task"].default: kind for kind in (ClassificationConfig, TranslationConfig)}
 DEFAULT_TASK = "classification"
 TOP_LEVEL_SHORTS = {"epochs": "train", "seed": "train", "batch_size": "train"}
 NAMED_SECTIONS = ("data", "model", "method")

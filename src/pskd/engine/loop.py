@@ -101,7 +101,7 @@ class Trainer:
         return unwrapped(self.model)
 
     def fit(self) -> dict[str, Any]:
-        notes: list[str] = []
+        notes = list(self.task.notes)
         if self.group.leader:
             self.run.begin(self.config)
             self.checkpoints.clean()
@@ -135,7 +135,8 @@ class Trainer:
         batches = self.task.batches(plan, self.epoch, self.device)
         loss = torch.zeros((), device=self.device)
         for step in plan:
-            lr = config.optim.lr * config.optim.factor(self.epoch + self.step / self.steps_per_epoch, settings.epochs)
+            progressed = self.epoch + self.step / self.steps_per_epoch
+            lr = config.optim.lr * config.optim.factor(progressed, settings.epochs, self.steps_per_epoch)
             for parameters in self.optimizer.param_groups:
                 parameters["lr"] = lr
             for part, real in enumerate(step.real):
@@ -198,7 +199,7 @@ class Trainer:
     def finish(self) -> dict[str, Any]:
         """The last epoch's results; the best epoch's too, if there is a validation split to choose it on."""
         final = self.task.evaluate(self.weights, "test", self.device, self.group)
-        result: dict[str, Any] = {**final.metrics, "epoch": self.epoch}
+        result: dict[str, Any] = {**final.metrics, "signatures": final.signatures, "epoch": self.epoch}
         if self.task.has_validation:
             result["val"] = self.task.evaluate(self.weights, "val", self.device, self.group).metrics
         if self.group.leader:

@@ -29,11 +29,21 @@ def epoch_plan(
         starts.pop()
     steps = []
     for start, end in zip(starts, [*starts[1:], num_samples], strict=True):
-        batch = order[start:end]
-        shares = [part[rank::world] for part in batch.tensor_split(accumulate)]
-        parts = tuple(share if len(share) else batch[:1] for share in shares)
-        steps.append(Step(parts, tuple(len(share) for share in shares), len(batch)))
+        steps.append(split_step(order[start:end], accumulate, rank=rank, world=world))
     return steps
+
+
+def split_step(
+    batch: Tensor, accumulate: int, *, rank: int = 0, world: int = 1, counts: Tensor | None = None
+) -> Step:
+    """One process's share of a batch; ``counts`` (of all samples) is what each counts for, by default 1."""
+    shares = [part[rank::world] for part in batch.tensor_split(accumulate)]
+    parts = tuple(share if len(share) else batch[:1] for share in shares)
+
+    def counted(samples: Tensor) -> int:
+        return len(samples) if counts is None else int(counts[samples].sum())
+
+    return Step(parts, tuple(counted(share) for share in shares), counted(batch))
 
 
 def shuffled(count: int, seed: int, epoch: int) -> Tensor:

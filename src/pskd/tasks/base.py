@@ -20,6 +20,7 @@ class Evaluation(NamedTuple):
 
     metrics: dict[str, float]
     predictions: dict[str, np.ndarray]
+    signatures: dict[str, str] = {}  # noqa: RUF012  # how a metric was computed, where that has a name of its own
 
 
 class Answer(ABC):
@@ -42,6 +43,7 @@ class Task(ABC):
     num_samples: int  # rows that a bank needs
     fingerprint: str  # of the training data
     has_validation: bool
+    notes: tuple[str, ...] = ()  # what a person should know of the data, said when a run begins
     selects_by: str  # the metric of `metrics.catalogue` that chooses the best epoch on the validation split
 
     @abstractmethod
