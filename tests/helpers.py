@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from pskd.config import Config, resolve
@@ -26,6 +27,12 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
     """A run's metrics without the times, which never repeat."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+def equal_runs(one: Path, other: Path) -> bool:
+    """Whether two finished runs have the same metrics and the same weights, to the bit."""
+    weights, others = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    return metrics_of(one) == metrics_of(other) and all(torch.equal(weights[name], others[name]) for name in weights)
 
 
 def in_child(work: Callable[[], object]) -> int:

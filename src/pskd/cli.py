@@ -118,21 +118,31 @@ def evaluate(
     print(json.dumps(metrics) if as_json else "\n".join(result_lines(metrics)))
 
 
-@app.command(epilog="Example:\n\n  pskd predict runs/mine photo.jpg scans/*.png --json")
+@app.command(
+    epilog="Examples:\n\n"
+    "  pskd predict runs/mine photo.jpg scans/*.png --json\n\n"
+    '  pskd predict runs/translation-numbers-ps_kd-0 --text "siebzehntausendvier"\n\n'
+    "  pskd predict runs/mine german.txt > english.txt"
+)
 def predict(
     run: RunPath,
     inputs: Annotated[
-        list[str] | None, typer.Argument(metavar="IMAGE...", help="Image files of any size and mode.")
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE...",
+            help="Images of any size and mode; or texts, translated line by line (- or nothing: what is piped in).",
+        ),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many classes to show.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="How many classes of an image to show.")] = 5,
+    text: Annotated[list[str] | None, typer.Option(help="A sentence to translate; may be given several times.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Classify images: the likeliest classes and their probabilities."""
+    """Classify images: the likeliest classes and their probabilities. Or translate text."""
     _need_workbench()
     from pskd import tasks
 
     broken = 0
-    for item in tasks.predict(run, inputs or [], top=top):
+    for item in tasks.predict(run, inputs or [], top=top, texts=text or []):
         if not isinstance(item, PskdError):
             print(json.dumps(item.to_dict()) if as_json else item.text())
         else:
@@ -225,6 +235,10 @@ def _fail(message: str) -> NoReturn:
 def _need_workbench() -> None:
     from importlib.util import find_spec
 
-    missing = [name for name in ("accelerate", "safetensors", "sklearn", "torchvision") if find_spec(name) is None]
+    missing = [
+        name
+        for name in ("accelerate", "safetensors", "sklearn", "torchvision", "transformers")
+        if find_spec(name) is None
+    ]
     if missing:
         raise PskdError(f"this command needs {', '.join(missing)}: pip install 'pskd[workbench]'")

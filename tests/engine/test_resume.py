@@ -12,9 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from helpers import SMALL, in_child, metrics_of, small
-from safetensors.torch import load_file
+from helpers import SMALL, equal_runs, in_child, small
 
 from pskd.cli import main
 from pskd.engine.checkpoint import Checkpoints, load
@@ -28,11 +26,6 @@ METHODS = {
     "plain": ("method=hard",),
     "CS-KD, CutMix, several parts a step": ("method=cs_kd", "augment.mix=cutmix", "train.accumulate=2"),
 }
-
-
-def equal(one: Path, other: Path) -> bool:
-    weights, others = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
-    return metrics_of(one) == metrics_of(other) and all(torch.equal(weights[name], others[name]) for name in weights)
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -51,7 +44,7 @@ def test_killed_at_random_moments(method: tuple[str, ...], tmp_path: Path, undis
         os.waitpid(child, 0)
     plain = tuple(setting for setting in method if "path" not in setting)
     assert kills >= 3  # a fast machine may finish before the sixth
-    assert equal(out, undisturbed(*LONGER, *plain))
+    assert equal_runs(out, undisturbed(*LONGER, *plain))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -94,4 +87,4 @@ def test_a_full_disk_ends_in_one_line_and_can_be_resumed(tmp_path: Path, undistu
     assert said.read_text().count("\n") == 1
     assert list((out / "checkpoints").iterdir()) == []
     train(None, out, resume=True)
-    assert equal(out, undisturbed())
+    assert equal_runs(out, undisturbed())

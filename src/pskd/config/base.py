@@ -82,6 +82,8 @@ class Interval(NamedTuple):
 class TrainConfig(Section):
     """`batch_size` is the samples of one optimizer step over all processes; `accumulate` cuts it into parts.
 
+    `average` is the number of last epochs whose weights, as they were at each one's end, are averaged in the end.
+
     `threads` are the CPU threads of a process, by default torch's choice. One is best for tiny models, and on a machine
     that others use: threads wait for each other in every operation.
     """
@@ -94,6 +96,7 @@ class TrainConfig(Section):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     accumulate: Count = 1
     clip_norm: Positive | None = None
+    average: Count = 1
     channels_last: bool = True
     compile: bool = False
     save_every: str = "2 minutes"

@@ -19,7 +19,9 @@ from pskd.config.translation import TranslationConfig
 from pskd.errors import PskdError
 from pskd.recipes import laptop_overlay
 
-TASKS: dict[str, type[Config]] = {kind.model_fields["task"].default: kind for kind in (ClassificationConfig, TranslationConfig)}
+TASKS: dict[str, type[Config]] = {
+    kind.model_fields["task"].default: kind for kind in (ClassificationConfig, TranslationConfig)
+}
 DEFAULT_TASK = "classification"
 TOP_LEVEL_SHORTS = {"epochs": "train", "seed": "train", "batch_size": "train"}
 NAMED_SECTIONS = ("data", "model", "method")

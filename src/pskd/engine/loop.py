@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from pskd import tasks
 from pskd.checks import ValueChecks
@@ -87,6 +88,8 @@ class Trainer:
         self.checkpoints = Checkpoints(
             run.checkpoints, self.settings.keep_last, leader=self.group.leader, barrier=self.group.barrier
         )
+        # The mean of the weights at the ends of the last epochs.
+        self.average = AveragedModel(self.weights, use_buffers=True) if self.settings.average > 1 else None
         # Where the run is: `step` optimizer steps of `epoch` are done, with this sum of losses so far.
         self.epoch = self.step = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -187,6 +190,8 @@ class Trainer:
         record["seconds"] = seconds
         self.epoch_seconds.append(seconds)
         self.epoch, self.step, self.seconds_before = self.epoch + 1, 0, 0.0
+        if self.average is not None and self.epoch > self.settings.epochs - self.settings.average:
+            self.average.update_parameters(self.weights)
         self.loss_sum.zero_()
         if self.group.leader:
             self.run.append_metrics(record)
@@ -198,6 +203,8 @@ class Trainer:
 
     def finish(self) -> dict[str, Any]:
         """The last epoch's results; the best epoch's too, if there is a validation split to choose it on."""
+        if self.average is not None:
+            self.weights.load_state_dict(self.average.module.state_dict())
         final = self.task.evaluate(self.weights, "test", self.device, self.group)
         result: dict[str, Any] = {**final.metrics, "signatures": final.signatures, "epoch": self.epoch}
         if self.task.has_validation:
@@ -236,6 +243,8 @@ class Trainer:
             parts["model"] = self.weights.state_dict()
             parts["optimizer"] = self.optimizer.state_dict()
             parts["method"] = self.method.state_dict()
+            if self.average is not None:
+                parts["average"] = self.average.state_dict()
             if self.accelerator.scaler is not None:
                 parts["scaler"] = self.accelerator.scaler.state_dict()
         self.checkpoints.save(self.epoch * self.steps_per_epoch + self.step, parts)
@@ -251,6 +260,8 @@ class Trainer:
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(checkpoint.load(folder, "scaler"))
         self.method.load_state_dict(checkpoint.load(folder, "method"))
+        if self.average is not None:
+            self.average.load_state_dict(checkpoint.load(folder, "average"))
         if (folder / f"process-{self.group.rank}.pt").exists():
             own = checkpoint.load(folder, f"process-{self.group.rank}")
             self.loss_sum.copy_(own["loss_sum"])

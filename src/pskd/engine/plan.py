@@ -33,9 +33,7 @@ def epoch_plan(
     return steps
 
 
-def split_step(
-    batch: Tensor, accumulate: int, *, rank: int = 0, world: int = 1, counts: Tensor | None = None
-) -> Step:
+def split_step(batch: Tensor, accumulate: int, *, rank: int = 0, world: int = 1, counts: Tensor | None = None) -> Step:
     """One process's share of a batch; ``counts`` (of all samples) is what each counts for, by default 1."""
     shares = [part[rank::world] for part in batch.tensor_split(accumulate)]
     parts = tuple(share if len(share) else batch[:1] for share in shares)

@@ -24,4 +24,9 @@ def evaluate(run_path: Path, split: str, data_root: str | None = None) -> dict[s
     model, _ = weights.restore(run_path, lambda _: task.model(), config.task)
     device = build.usable_device(config.train.device)
     found = task.evaluate(model.to(device), split, device, Group())
-    return {**found.metrics, "signatures": found.signatures, "ece_bins": config.eval.ece_bins, "num_classes": task.num_classes}
+    return {
+        **found.metrics,
+        "signatures": found.signatures,
+        "ece_bins": config.eval.ece_bins,
+        "num_classes": task.num_classes,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -36,9 +37,7 @@ class Seq2Seq(nn.Module):
     @torch.no_grad()
     def translate(self, source: Tensor, source_mask: Tensor, limit: int, beam: int, length_penalty: float) -> Tensor:
         """The best translations by beam search: at most ``limit`` tokens (B, T), END and PAD behind each."""
-        from transformers import GenerationConfig
-
-        search = GenerationConfig(
+        search = _transformers().GenerationConfig(
             num_beams=beam,
             length_penalty=length_penalty if beam > 1 else None,
             max_new_tokens=limit,
@@ -54,8 +53,7 @@ class Seq2Seq(nn.Module):
 
 def create(name: str, vocabulary: int, **options: Any) -> Seq2Seq:
     """The model ``name`` for so many tokens, freshly initialised."""
-    from transformers import AutoConfig, AutoModelForSeq2SeqLM
-
+    library = _transformers()
     special = {
         "vocab_size": vocabulary,
         "pad_token_id": PAD,
@@ -71,9 +69,16 @@ def create(name: str, vocabulary: int, **options: Any) -> Seq2Seq:
     else:
         raise PskdError(f"model.name={name!r} is not a translation model; allowed are marian and {_PREFIX}TYPE")
     try:
-        return Seq2Seq(AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(kind, **special, **options)))
+        return Seq2Seq(
+            library.AutoModelForSeq2SeqLM.from_config(library.AutoConfig.for_model(kind, **special, **options))
+        )
     except (ValueError, TypeError) as error:
         raise PskdError(f"model.name={name}: {str(error).splitlines()[0]}") from error
+
+
+def _transformers() -> Any:
+    """The library, which takes seconds to load: only when a model is made or used."""
+    return import_module("transformers")
 
 
 def _marian(
@@ -89,6 +94,7 @@ def _marian(
         "dropout": dropout,
         "activation_function": "relu",
         "scale_embedding": True,
+        "init_std": width**-0.5,  # Xavier's for square layers, and embeddings of variance 1 once they are scaled
         "max_position_embeddings": POSITIONS,
     }
 

@@ -60,7 +60,9 @@ class Encoded(NamedTuple):
         target, real, index = self.target.batch(which)
         before = torch.cat((torch.full_like(target[:, :1], PAD), target[:, :-1]), 1)
         labels = target.masked_fill(~real, IGNORE_INDEX)
-        return TokenBatch(*(part.to(device, non_blocking=True) for part in (source, source_mask, before, labels, index)))
+        return TokenBatch(
+            *(part.to(device, non_blocking=True) for part in (source, source_mask, before, labels, index))
+        )
 
 
 class Translation(Task):
@@ -75,7 +77,9 @@ class Translation(Task):
             raise PskdError(f"method={config.method.name}: translation takes {', '.join(METHODS)}")
         settings = config.data
         if settings.max_length > POSITIONS:
-            raise PskdError(f"data.max_length={settings.max_length} is more than the {POSITIONS} tokens a model can see")
+            raise PskdError(
+                f"data.max_length={settings.max_length} is more than the {POSITIONS} tokens a model can see"
+            )
         data = sources.load(settings)
         self.tokenizer = Tokenizer.trained(data.train.source + data.train.target, settings.vocabulary)
         self.train = self._within_length(data.train)
@@ -136,7 +140,7 @@ class Translation(Task):
         longest = _limit(int(data.source.lengths.max()))
         found = torch.full((len(share), longest), PAD)
         calibration, surprise = torch.zeros(3, settings.ece_bins, dtype=torch.float64), torch.zeros(2).double()
-        for places in order.split(settings.batch_size):
+        for places in torch.split(order, settings.batch_size):
             batch = data.batch(share[places], device)
             tokens = _translate(model, batch.source, batch.source_mask, settings.beam, settings.length_penalty)
             found[places, : tokens.shape[1]] = tokens.cpu()
@@ -205,7 +209,9 @@ def predict(
         found: Iterator[str] = iter(())
         if wanted:
             source, mask, _index = tokenizer.encode(wanted, POSITIONS).batch(torch.arange(len(wanted)))
-            found = iter(tokenizer.decode(_translate(model, source.to(device), mask.to(device), **about["search"]).cpu()))
+            found = iter(
+                tokenizer.decode(_translate(model, source.to(device), mask.to(device), **about["search"]).cpu())
+            )
         for text in group:
             if isinstance(text, PskdError):
                 yield text

@@ -43,7 +43,7 @@ class Buckets:
         """The pairs of every batch of an epoch."""
         random = shuffled(len(self._key), seed, epoch)
         order = random[self._key[random].argsort(stable=True)]
-        batches = order.split(self._sizes)
+        batches = torch.split(order, self._sizes)
         return [batches[which] for which in shuffled(len(batches), seed, epoch).tolist()]
 
 

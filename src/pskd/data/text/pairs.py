@@ -106,7 +106,8 @@ def aligned(
 
 def joined(place: str, sets: list[Pairs]) -> Pairs:
     """Several sets one after the other."""
-    source, target = ([text for one in sets for text in column(one)] for column in (lambda p: p.source, lambda p: p.target))
+    source = [text for one in sets for text in one.source]
+    target = [text for one in sets for text in one.target]
     dropped = sum((one.dropped for one in sets), Counter[str]())
     return Pairs(place, source, target, [line for one in sets for line in one.lines], dropped)
 

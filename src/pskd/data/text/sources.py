@@ -28,7 +28,7 @@ def load(settings: DataConfig) -> TextData:
     if settings.source == settings.target:
         raise PskdError(f"data.source and data.target are both {settings.source!r}: name two languages")
     if settings.name == "numbers":
-        data = _numbers(languages)
+        data = _numbers(languages, min(settings.pairs or _TRAIN_NUMBERS, _TRAIN_NUMBERS))
     else:
         if settings.root is None:
             raise PskdError(f"data={settings.name} needs data.root=..., the folder that holds it")
@@ -49,12 +49,12 @@ def _files(root: Path, languages: tuple[str, str], settings: DataConfig) -> Text
         root = root / "multi30k"
     test = settings.test or ("test_2016_flickr" if settings.name == "multi30k" else "test")
     has_validation = any((root / f"val.{language}{end}").exists() for language in languages for end in ("", ".gz"))
-    splits = [read_pair(root, stem, languages, settings.on_bad) for stem in ("train", test)]
+    train, tested = (read_pair(root, stem, languages, settings.on_bad) for stem in ("train", test))
     val = read_pair(root, "val", languages, settings.on_bad) if has_validation else None
-    return TextData(*splits, val)
+    return TextData(train, tested, val)
 
 
-def _numbers(languages: tuple[str, str]) -> TextData:
+def _numbers(languages: tuple[str, str], count: int) -> TextData:
     """Number words of both languages, such as "dreizehntausendvier" and "thirteen thousand and four"."""
     from num2words import num2words
 
@@ -67,7 +67,7 @@ def _numbers(languages: tuple[str, str]) -> TextData:
             raise PskdError(f"data=numbers: num2words does not know {' or '.join(languages)}") from None
         return Pairs("numbers", source, target, numbers)
 
-    return TextData(pairs(chosen[:_TRAIN_NUMBERS]), pairs(chosen[_TRAIN_NUMBERS:]))
+    return TextData(pairs(chosen[:count]), pairs(chosen[_TRAIN_NUMBERS:]))
 
 
 def _iwslt(root: Path, languages: tuple[str, str], settings: DataConfig) -> TextData:
@@ -85,12 +85,14 @@ def _iwslt(root: Path, languages: tuple[str, str], settings: DataConfig) -> Text
             f"'{files[0]}' has {len(columns[0]):,} sentences and '{files[1].name}' {len(columns[1]):,}: they are not"
             " two languages of one publication"
         )
-    raw = ([line for _, line in column] for column in columns)
-    whole = aligned(str(files[0]), *raw, [n for n, _ in columns[0]], settings.on_bad, _plain_text)
+    source, target = ([line for _, line in column] for column in columns)
+    whole = aligned(str(files[0]), source, target, [n for n, _ in columns[0]], settings.on_bad, _plain_text)
     every = range(len(whole))
     train = whole.subset(at for at in every if (at + 1) % _HOLD_OUT_EVERY)
     val = whole.subset(every[_HOLD_OUT_EVERY - 1 :: _HOLD_OUT_EVERY])
-    test = joined(f"{root}, {len(_IWSLT_TEST)} sets", [_segments(root, name, languages, settings.on_bad) for name in _IWSLT_TEST])
+    test = joined(
+        f"{root}, {len(_IWSLT_TEST)} sets", [_segments(root, name, languages, settings.on_bad) for name in _IWSLT_TEST]
+    )
     return TextData(train, test, val)
 
 
@@ -103,11 +105,11 @@ def _segments(root: Path, name: str, languages: tuple[str, str], on_bad: str) ->
     else:
         raise PskdError(f"'{root}' has no *{name}.{'-'.join(languages)}.{languages[0]}.xml with its other language")
     files = [file.with_name(file.name.removesuffix(".gz")) for file, *_ in found]
-    source, target = (_SEGMENT.findall(read_bytes(file)) for file in files)
-    if [number for number, _ in source] != [number for number, _ in target]:
+    segments = [_SEGMENT.findall(read_bytes(file)) for file in files]
+    source, target = ([text for _, text in found] for found in segments)
+    if [number for number, _ in segments[0]] != [number for number, _ in segments[1]]:
         raise PskdError(f"'{files[0]}' and '{files[1]}' number other sentences: they do not belong together")
-    texts = ([text for _, text in segments] for segments in (source, target))
-    return aligned(str(files[0]), *texts, list(range(1, len(source) + 1)), on_bad, _plain_text)
+    return aligned(str(files[0]), source, target, list(range(1, len(source) + 1)), on_bad, _plain_text)
 
 
 def _plain_text(marked: str) -> str:
