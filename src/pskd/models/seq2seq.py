@@ -35,20 +35,42 @@ class Seq2Seq(nn.Module):
         return LinearHead(hidden, head.weight, head.bias if bias is None else bias[0])
 
     @torch.no_grad()
-    def translate(self, source: Tensor, source_mask: Tensor, limit: int, beam: int, length_penalty: float) -> Tensor:
-        """The best translations by beam search: at most ``limit`` tokens (B, T), END and PAD behind each."""
-        search = _transformers().GenerationConfig(
+    def translate(self, source: Tensor, source_mask: Tensor, beam: int, length_penalty: float) -> Tensor:
+        """The best translations by beam search, (B, T), with END and PAD behind each.
+
+        A sentence's own ``translation_limit`` holds for it, so what it becomes does not depend on its company.
+        """
+        limits = translation_limit(source_mask.sum(1))
+
+        def end_in_time(before: Tensor, scores: Tensor) -> Tensor:
+            over = before.shape[1] >= limits.repeat_interleave(len(scores) // len(limits))
+            elsewhere = torch.arange(scores.shape[1], device=scores.device) != END
+            return scores.masked_fill(over[:, None] & elsewhere, -torch.inf)
+
+        library = _transformers()
+        search = library.GenerationConfig(
             num_beams=beam,
             length_penalty=length_penalty if beam > 1 else None,
-            max_new_tokens=limit,
+            max_new_tokens=int(limits.max()),
             do_sample=False,
             suppress_tokens=[PAD],
             pad_token_id=PAD,
             eos_token_id=END,
             decoder_start_token_id=PAD,
         )
-        found: Tensor = self.net.generate(input_ids=source, attention_mask=source_mask.long(), generation_config=search)
-        return found[:, 1:]
+        found: Tensor = self.net.generate(
+            input_ids=source,
+            attention_mask=source_mask.long(),
+            generation_config=search,
+            logits_processor=library.LogitsProcessorList([end_in_time]),
+        )
+        ends = found[:, 1:] == END
+        return found[:, 1:].masked_fill(ends.cumsum(1) > ends, PAD)  # the library fills up with END if PAD is 0
+
+
+def translation_limit(source_length: Tensor) -> Tensor:
+    """How many tokens a translation may have, END among them, of sentences of so many."""
+    return (2 * source_length + 10).clamp_max(POSITIONS - 1)
 
 
 def create(name: str, vocabulary: int, **options: Any) -> Seq2Seq:

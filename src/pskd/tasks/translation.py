@@ -28,7 +28,7 @@ from pskd.methods.base import IGNORE_INDEX, Loss, Method
 from pskd.metrics import functional
 from pskd.metrics.translation import score_translations
 from pskd.models import seq2seq
-from pskd.models.seq2seq import POSITIONS, Seq2Seq
+from pskd.models.seq2seq import POSITIONS, Seq2Seq, translation_limit
 from pskd.tasks.base import Answer, Evaluation, Task
 
 METHODS = ("hard", "label_smoothing", "ps_kd")
@@ -137,12 +137,11 @@ class Translation(Task):
         share = group.share(len(data.pairs))
         # Sentences of one length together, so that little is padding; afterwards back in their order.
         order = data.source.lengths[share].argsort(stable=True)
-        longest = _limit(int(data.source.lengths.max()))
-        found = torch.full((len(share), longest), PAD)
+        found = torch.full((len(share), int(translation_limit(data.source.lengths).max())), PAD)
         calibration, surprise = torch.zeros(3, settings.ece_bins, dtype=torch.float64), torch.zeros(2).double()
         for places in torch.split(order, settings.batch_size):
             batch = data.batch(share[places], device)
-            tokens = _translate(model, batch.source, batch.source_mask, settings.beam, settings.length_penalty)
+            tokens = model.translate(batch.source, batch.source_mask, settings.beam, settings.length_penalty)
             found[places, : tokens.shape[1]] = tokens.cpu()
             confidence, correct, nll = _token_scores(model(*batch.inputs), batch.labels)
             calibration += functional.bin_sums(confidence, correct, settings.ece_bins).cpu()
@@ -209,9 +208,7 @@ def predict(
         found: Iterator[str] = iter(())
         if wanted:
             source, mask, _index = tokenizer.encode(wanted, POSITIONS).batch(torch.arange(len(wanted)))
-            found = iter(
-                tokenizer.decode(_translate(model, source.to(device), mask.to(device), **about["search"]).cpu())
-            )
+            found = iter(tokenizer.decode(model.translate(source.to(device), mask.to(device), **about["search"]).cpu()))
         for text in group:
             if isinstance(text, PskdError):
                 yield text
@@ -242,15 +239,6 @@ def _model(settings: dict[str, Any], vocabulary: int) -> Seq2Seq:
 
 def _restored(about: dict[str, Any]) -> Seq2Seq:
     return _model(about["model"], len(Tokenizer.from_json(about["tokenizer"])))
-
-
-def _limit(source_length: int) -> int:
-    """How many tokens a translation may have."""
-    return min(2 * source_length + 10, POSITIONS - 1)
-
-
-def _translate(model: Seq2Seq, source: Tensor, mask: Tensor, beam: int, length_penalty: float) -> Tensor:
-    return model.translate(source, mask, _limit(source.shape[1]), beam, length_penalty)
 
 
 def _token_scores(output: Output, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
