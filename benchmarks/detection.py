@@ -15,7 +15,8 @@ import torch
 from side_by_side import alternate, median
 
 from pskd.config import resolve
-from pskd.engine.loop import Trainer, accelerator
+from pskd.engine.build import accelerator
+from pskd.engine.loop import Trainer
 from pskd.engine.progress import Progress
 from pskd.engine.run import RunFolder
 from pskd.recipes import read_recipe

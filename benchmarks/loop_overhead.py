@@ -18,7 +18,8 @@ from side_by_side import alternate, median
 from pskd import data, models
 from pskd.augment import Augment
 from pskd.config import resolve
-from pskd.engine.loop import Trainer, accelerator
+from pskd.engine.build import accelerator
+from pskd.engine.loop import Trainer
 from pskd.engine.progress import Progress
 from pskd.engine.run import RunFolder
 from pskd.tasks.classification import Classification

@@ -33,7 +33,8 @@ def real_data() -> Path:
     cache.mkdir(exist_ok=True)
     with (cache / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (cache / ".unpacked").exists():
-            subprocess.run([sys.executable, str(PACKED), str(cache), "cifar100"], check=True, capture_output=True)
-            (cache / ".unpacked").touch()
+        for name in ("cifar100", "multi30k", "iwslt"):
+            if not (done := cache / f".unpacked-{name}").exists():
+                subprocess.run([sys.executable, str(PACKED), str(cache), name], check=True, capture_output=True)
+                done.touch()
     return cache

@@ -7,6 +7,7 @@ import torch
 
 from pskd import models, recipes
 from pskd.config import METHODS, Config, resolve
+from pskd.models import seq2seq
 
 TASK = {name: recipes.read_recipe(name).get("task", "classification") for name in recipes.names()}
 METHODS_OF = {"detection": ("hard",)}  # a detector learns from hard labels; the others take every method
@@ -26,7 +27,10 @@ def test_every_recipe_resolves_for_every_method(name: str, scale: str) -> None:
 def test_every_recipe_has_a_model(name: str, scale: str) -> None:
     config = resolve(recipes.read_recipe(name), [f"scale={scale}"])
     with torch.device("meta"):
-        model = models.create(config.model.name, 10, 3, **config.model.options)
+        if config.task == "translation":
+            model = seq2seq.create(config.model.name, 10_000, **config.model.options)
+        else:
+            model = models.create(config.model.name, 10, 3, **config.model.options)
     if scale == "laptop":
         assert sum(parameter.numel() for parameter in model.parameters()) < 12e6
 
@@ -39,6 +43,8 @@ def test_constants_of_the_paper() -> None:
     assert method("cifar100/densenet121", "tf_kd")["alpha"] == 0.9
     assert method("cifar100/pyramidnet200", "tf_kd")["alpha"] == 0.95
     assert method("cifar100/resnext29_8x64d", "ps_kd")["alpha"] == 0.8
+    assert method("translation/iwslt15-de-en", "ps_kd")["alpha"] == 0.7
+    assert method("translation/multi30k-de-en", "ps_kd")["memory"] == "snapshot"
     assert method("imagenet/resnet152", "ps_kd")["memory"] == "snapshot"
     assert method("imagenet/resnet152", "ps_kd")["alpha"] == 0.3
     assert method("imagenet/resnet152", "tf_kd")["variant"] == "reg"
@@ -50,6 +56,10 @@ def test_the_schedule_of_the_paper() -> None:
     assert [cifar.optim.lr * cifar.optim.factor(e, 300) for e in (0, 149, 150, 224, 225, 299)] == pytest.approx(
         [0.25, 0.25, 0.025, 0.025, 0.0025, 0.0025]
     )
+    translation = resolve(recipes.read_recipe("translation/iwslt15-en-de"))
+    per_epoch = 1000  # steps: 4 epochs of warm-up to 5e-4, then the inverse square root
+    rates = [translation.optim.lr * translation.optim.factor(e, 150, per_epoch) for e in (2, 4, 16, 100)]
+    assert rates == pytest.approx([2.5e-4, 5e-4, 2.5e-4, 1e-4])
     imagenet = resolve(recipes.read_recipe("imagenet/resnet152"))
     assert [imagenet.optim.factor(e, 90) for e in (29, 30, 59, 60)] == pytest.approx([1, 0.1, 0.1, 0.01])
 

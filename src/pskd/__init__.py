@@ -12,6 +12,7 @@ _HOME = {
     "PredictionBank": "pskd.memory.bank",
     "Snapshot": "pskd.memory.snapshot",
     "Indexed": "pskd.indexed",
+    "LinearHead": "pskd.linear_head",
     "soft_cross_entropy": "pskd.targets",
 }
 _MODULES = ("metrics", "models", "schedules")
@@ -19,6 +20,7 @@ _MODULES = ("metrics", "models", "schedules")
 __all__ = [
     "PSKD",
     "Indexed",
+    "LinearHead",
     "Loss",
     "PredictionBank",
     "Snapshot",
@@ -31,6 +33,7 @@ __all__ = [
 if TYPE_CHECKING:
     from pskd import metrics, models, schedules
     from pskd.indexed import Indexed
+    from pskd.linear_head import LinearHead
     from pskd.memory.bank import PredictionBank
     from pskd.memory.snapshot import Snapshot
     from pskd.methods.base import Loss

@@ -130,25 +130,36 @@ def evaluate(
     print(json.dumps(metrics) if as_json else "\n".join(result_lines(metrics)))
 
 
-@app.command(epilog="Example:\n\n  pskd predict runs/mine photo.jpg scans/*.png --json")
+@app.command(
+    epilog="Examples:\n\n"
+    "  pskd predict runs/mine photo.jpg scans/*.png --json\n\n"
+    '  pskd predict runs/translation-numbers-ps_kd-0 --text "siebzehntausendvier"\n\n'
+    "  pskd predict runs/mine german.txt > english.txt"
+)
 def predict(
     run: RunPath,
     inputs: Annotated[
-        list[str] | None, typer.Argument(metavar="IMAGE...", help="Image files of any size and mode.")
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE...",
+            help="Images of any size and mode; or texts, translated line by line (- or nothing: what is piped in).",
+        ),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many classes to show.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="How many classes of an image to show.")] = 5,
     min_score: Annotated[float, typer.Option(min=0, max=1, help="Detectors: the least score to show.")] = 0.5,
     draw: Annotated[
         Path | None, typer.Option(help="Detectors: the folder for drawings of the boxes.  [default: RUN/drawn]")
     ] = None,
+    text: Annotated[list[str] | None, typer.Option(help="A sentence to translate; may be given several times.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Classify images (the likeliest classes), or find the objects on them (as JSON, and drawn into PNG files)."""
+    """Classify images, find the objects on them (as JSON, and drawn into PNG files), or translate text."""
     _need_workbench()
     from pskd import tasks
 
     broken = 0
-    for item in tasks.predict(run, inputs or [], top=top, min_score=min_score, draw=draw):
+    options = {"top": top, "min_score": min_score, "draw": draw, "texts": text or []}
+    for item in tasks.predict(run, inputs or [], **options):
         if not isinstance(item, PskdError):
             print(json.dumps(item.to_dict()) if as_json else item.text())
         else:
@@ -369,7 +380,10 @@ def _fail(message: str) -> NoReturn:
 def _need_workbench() -> None:
     from importlib.util import find_spec
 
-    needed = ("accelerate", "jinja2", "matplotlib", "optuna", "pycocotools", "safetensors", "sklearn", "torchvision")
+    needed = (
+        *("accelerate", "jinja2", "matplotlib", "optuna", "pycocotools", "sacrebleu", "safetensors", "sklearn"),
+        *("tokenizers", "torchvision", "transformers"),
+    )
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise PskdError(f"this command needs {', '.join(missing)}: pip install 'pskd[workbench]'")

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -39,7 +39,10 @@ class ModelConfig(Section):
 
 
 class OptimConfig(Section):
-    """`milestones` and `warmup` are epochs; a number below 1 is a share of all epochs."""
+    """`milestones` and `warmup` are epochs; a number below 1 is a share of all epochs.
+
+    `warmup_steps` takes the place of `warmup`. After it `inverse_sqrt` falls with the square root of the steps.
+    """
 
     name: Literal["sgd", "adamw"] = "sgd"
     lr: Positive = 0.1
@@ -47,18 +50,27 @@ class OptimConfig(Section):
     nesterov: bool = True
     betas: tuple[Share, Share] = (0.9, 0.999)
     weight_decay: NotNegative = 5e-4
-    schedule: Literal["multistep", "cosine", "constant"] = "multistep"
+    schedule: Literal["multistep", "cosine", "inverse_sqrt", "constant"] = "multistep"
     milestones: tuple[NotNegative, ...] = (0.5, 0.75)
     gamma: Share = 0.1
     warmup: NotNegative = 0.0
+    warmup_steps: Count | None = None
 
-    def factor(self, progress: float, epochs: int) -> float:
+    @model_validator(mode="after")
+    def _warms_up(self) -> OptimConfig:
+        if self.schedule == "inverse_sqrt" and not (self.warmup or self.warmup_steps):
+            raise ValueError("schedule=inverse_sqrt needs warmup_steps, or warmup in epochs")
+        return self
+
+    def factor(self, progress: float, epochs: int, steps_per_epoch: int = 1) -> float:
         """What the learning rate is multiplied by at ``progress`` epochs: a function, so a resume needs no state."""
-        warmup = _epochs(self.warmup, epochs)
+        warmup = self.warmup_steps / steps_per_epoch if self.warmup_steps else _epochs(self.warmup, epochs)
         if progress < warmup:
             return (progress + 1e-8) / warmup
         if self.schedule == "cosine":
             return (1 + math.cos(math.pi * (progress - warmup) / max(1e-8, epochs - warmup))) / 2
+        if self.schedule == "inverse_sqrt":
+            return math.sqrt(warmup / progress)
         if self.schedule == "multistep":
             return self.gamma ** sum(progress >= _epochs(m, epochs) for m in self.milestones)
         return 1.0
@@ -71,6 +83,8 @@ class Interval(NamedTuple):
 
 class TrainConfig(Section):
     """`batch_size` is the samples of one optimizer step over all processes; `accumulate` cuts it into parts.
+
+    `average` is the number of last epochs whose weights, as they were at each one's end, are averaged in the end.
 
     `threads` are the CPU threads of a process, by default torch's choice. One is best for tiny models, and on a machine
     that others use: threads wait for each other in every operation. `on_nonfinite` is what a loss of NaN or infinity
@@ -88,6 +102,7 @@ class TrainConfig(Section):
     accumulate: Count = 1
     clip_norm: Positive | None = None
     on_nonfinite: Literal["stop", "skip"] = "stop"
+    average: Count = 1
     channels_last: bool = True
     compile: bool = False
     save_every: str = "auto"

@@ -17,11 +17,12 @@ from pskd.config.classification import ClassificationConfig
 from pskd.config.detection import DetectionConfig
 from pskd.config.methods import METHODS
 from pskd.config.run import Config
+from pskd.config.translation import TranslationConfig
 from pskd.errors import PskdError
 from pskd.recipes import laptop_overlay
 
 TASKS: dict[str, type[Config]] = {
-    kind.model_fields["task"].default: kind for kind in (ClassificationConfig, DetectionConfig)
+    kind.model_fields["task"].default: kind for kind in (ClassificationConfig, DetectionConfig, TranslationConfig)
 }
 LARGEST_FILE = 1_000_000  # bytes of settings
 DEFAULT_TASK = "classification"

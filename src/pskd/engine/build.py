@@ -1,10 +1,15 @@
-"""From settings to objects: device, optimizer, method."""
+"""From settings to objects: devices, optimizer, method."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import nn
 
 from pskd.config import (
@@ -15,8 +20,9 @@ from pskd.config import (
     OptimConfig,
     PSKDConfig,
     TFKDConfig,
+    flat,
 )
-from pskd.engine.distributed import Group
+from pskd.engine.distributed import Group, meet_again
 from pskd.errors import PskdError
 from pskd.memory.bank import PredictionBank
 from pskd.memory.base import Memory
@@ -55,6 +61,29 @@ def usable_device(setting: str) -> torch.device:
     return accelerator or torch.device("cpu")
 
 
+@contextlib.contextmanager
+def accelerator(config: Config, out: Path) -> Iterator[Accelerator]:
+    """The devices and processes of this run; its trackers are told the settings."""
+    settings = config.train
+    for tracker in settings.trackers:
+        if find_spec(tracker) is None:
+            raise PskdError(f"train.trackers: {tracker} is not installed: pip install 'pskd[{tracker}]'")
+    meet_again()
+    AcceleratorState._reset_state()  # or a second training in one process would keep the first one's precision
+    accelerator = Accelerator(
+        cpu=uses_cpu(settings.device),
+        mixed_precision="no" if settings.precision == "fp32" else settings.precision,
+        log_with=list(settings.trackers) or None,
+        project_dir=out,
+    )
+    if settings.trackers:
+        accelerator.init_trackers(out.name, config={k: str(v) for k, v in flat(config.model_dump(), "/").items()})
+    try:
+        yield accelerator
+    finally:
+        accelerator.end_training()
+
+
 def optimizer(model: nn.Module, settings: OptimConfig) -> torch.optim.Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if settings.name == "adamw":
@@ -87,6 +116,8 @@ def method(config: Config, task: Task, model: nn.Module, steps_per_epoch: int, f
     if settings.memory == "snapshot":
         memory = Snapshot(model, settings.refresh, steps_per_epoch)
     else:
+        if group.hosts > 1 and not task.rows_by_host:
+            raise PskdError(f"method.memory=bank: {config.task} has it on one host only; take method.memory=snapshot")
         form = settings.form
         if form == "auto":
             form = "dense" if task.num_classes <= DENSE_UP_TO else "topk"
@@ -109,4 +140,6 @@ def method(config: Config, task: Task, model: nn.Module, steps_per_epoch: int, f
         group.barrier()
         if path is not None and group.host_leader and group.local_world > 1:
             Path(path).unlink(missing_ok=True)  # all have it open: nothing is left behind, however this ends
-    return PSKD(config.train.epochs, settings.alpha, settings.schedule, memory=memory)
+    method = PSKD(config.train.epochs, settings.alpha, settings.schedule, memory=memory)
+    method.strict = config.train.on_nonfinite == "stop"
+    return method

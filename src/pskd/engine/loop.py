@@ -8,22 +8,21 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from pskd import tasks
 from pskd.checks import ValueChecks
 from pskd.config import Config, flat
 from pskd.engine import build, checkpoint, weights
 from pskd.engine.checkpoint import Checkpoints
-from pskd.engine.distributed import CONTINUE, SAVE, STOP, Group, lost_processes, meet_again, restart_count
+from pskd.engine.distributed import CONTINUE, SAVE, STOP, Group, lost_processes, restart_count
 from pskd.engine.files import kind_errors, write_atomic, write_json
 from pskd.engine.history import History
 from pskd.engine.plan import Begun, Step
@@ -73,7 +72,7 @@ def train(
         if resume and run.result_file.exists():
             return run.result()
         task = tasks.create(config)
-        with accelerator(config, out) as devices, kind_errors("writing"), lost_processes(out):
+        with build.accelerator(config, out) as devices, kind_errors("writing"), lost_processes(out):
             return Trainer(config, task, run, devices).fit(after_epoch)
     finally:
         run.release()
@@ -95,7 +94,9 @@ class Trainer:
             model = model.to(memory_format=torch.channels_last)
         self.optimizer = accelerator.prepare_optimizer(build.optimizer(model, config.optim))
         self.model = accelerator.prepare_model(torch.compile(model) if self.settings.compile else model)
-        self.steps_per_epoch = len(task.plan(0, self.group))
+        first = task.plan(0, self.group)
+        self.steps_per_epoch = len(first)
+        self.counted = sum(step.total for step in first)  # samples or tokens of an epoch
         calls = self.steps_per_epoch * self.settings.accumulate
         self.method = build.method(config, task, model, calls, run.path, self.group)
         records = task.records_history and self.settings.history and task.num_samples <= HISTORY_UP_TO
@@ -104,6 +105,8 @@ class Trainer:
         self.history.attach(self.method)
         torch.manual_seed(self.settings.seed + 1 + self.group.rank)  # each process drops out other units
         self.checkpoints = Checkpoints(run.checkpoints, self.settings.keep_last, self.group)
+        # The mean of the weights at the ends of the last epochs.
+        self.average = AveragedModel(self.weights, use_buffers=True) if self.settings.average > 1 else None
         # Where the run is: `step` optimizer steps of `epoch` are done, with this sum of losses so far.
         self.epoch = self.step = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -150,12 +153,11 @@ class Trainer:
         progress.start_epoch()
         self.method.start_epoch(self.epoch)
         self.model.train()
-        plan = self.task.plan(self.epoch, self.group)
-        self.counted = sum(step.total for step in plan)  # samples or tokens of the whole epoch
-        plan = plan[self.step :]
+        plan = self.task.plan(self.epoch, self.group)[self.step :]
         batches = self.task.batches(plan, self.epoch, self.device)
         for step in plan:
-            lr = config.optim.lr * config.optim.factor(self.epoch + self.step / self.steps_per_epoch, settings.epochs)
+            progressed = self.epoch + self.step / self.steps_per_epoch
+            lr = config.optim.lr * config.optim.factor(progressed, settings.epochs, self.steps_per_epoch)
             for parameters in self.optimizer.param_groups:
                 parameters["lr"] = lr
             loss = self.train_step(step, batches, lr)
@@ -172,6 +174,8 @@ class Trainer:
     def train_step(self, step: Step, batches: Iterator[Any], lr: float) -> torch.Tensor:
         """One optimizer step; returns the loss of its last part."""
         step_loss = torch.zeros_like(self.loss_sum)
+        skips = self.settings.on_nonfinite == "skip"
+        buffers = [buffer.clone() for buffer in self.weights.buffers()] if skips else []
         for part, real in enumerate(step.real):
             batch = next(batches)
             wait = part + 1 < len(step.real)
@@ -180,6 +184,8 @@ class Trainer:
                     loss = self.task.loss(self.model, batch, real, self.method).total
                 if not self.is_finite(loss, lr):
                     self.skipped, self.skips_in_a_row = self.skipped + step.total, self.skips_in_a_row + 1
+                    for buffer, before in zip(self.weights.buffers(), buffers, strict=True):
+                        buffer.copy_(before)  # batch statistics that a NaN went into
                     for _ in step.real[part + 1 :]:
                         next(batches)
                     return loss
@@ -228,6 +234,8 @@ class Trainer:
         record["seconds"] = seconds
         self.epoch_seconds.append(seconds)
         self.epoch, self.step, self.seconds_before, self.group.begun = self.epoch + 1, 0, 0.0, ()
+        if self.average is not None and self.epoch > self.settings.epochs - self.settings.average:
+            self.average.update_parameters(self.weights)
         self.loss_sum.zero_()
         self.skipped = 0
         self.history.end_epoch(self.group)
@@ -242,8 +250,10 @@ class Trainer:
 
     def finish(self) -> dict[str, Any]:
         """The last epoch's results; the best epoch's too, if there is a validation split to choose it on."""
+        if self.average is not None:
+            self.weights.load_state_dict(self.average.module.state_dict())
         final = self.task.evaluate(self.weights, "test", self.device, self.group)
-        result: dict[str, Any] = {**final.metrics, "epoch": self.epoch}
+        result: dict[str, Any] = {**final.metrics, "signatures": final.signatures, "epoch": self.epoch}
         predictions = final.predictions
         if self.task.has_validation:
             validation = self.task.evaluate(self.weights, "val", self.device, self.group)
@@ -291,6 +301,8 @@ class Trainer:
             parts["progress"] = here
             parts["model"] = self.weights.state_dict()
             parts["optimizer"] = self.optimizer.state_dict()
+            if self.average is not None:
+                parts["average"] = self.average.state_dict()
             if self.accelerator.scaler is not None:
                 parts["scaler"] = self.accelerator.scaler.state_dict()
         self.checkpoints.save(self.epoch * self.steps_per_epoch + self.step, parts)
@@ -321,6 +333,8 @@ class Trainer:
             self.method.load_state_dict(shard)
         if group.leader:
             self.history.load(checkpoint.load(folder, "history"))
+        if self.average is not None:
+            self.average.load_state_dict(checkpoint.load(folder, "average"))
         begun = tuple(Begun(*stretch) for stretch in here["begun"]) if self.step else ()
         # The last stretch goes on where the number of hosts is the same.
         group.begun = begun[:-1] if begun and begun[-1].hosts == group.hosts else begun
@@ -359,29 +373,6 @@ class Trainer:
     def describe(self, loss: torch.Tensor) -> str:
         alpha = f" · alpha {self.method.alpha_t:.3f}" if isinstance(self.method, PSKD) else ""
         return f"epoch {self.epoch + 1}/{self.settings.epochs} · loss {float(loss.detach()):.3f}{alpha}"
-
-
-@contextlib.contextmanager
-def accelerator(config: Config, out: Path) -> Iterator[Accelerator]:
-    """The devices and processes of this run; its trackers are told the settings."""
-    settings = config.train
-    for tracker in settings.trackers:
-        if find_spec(tracker) is None:
-            raise PskdError(f"train.trackers: {tracker} is not installed: pip install 'pskd[{tracker}]'")
-    meet_again()
-    AcceleratorState._reset_state()  # or a second training in one process would keep the first one's precision
-    accelerator = Accelerator(
-        cpu=build.uses_cpu(settings.device),
-        mixed_precision="no" if settings.precision == "fp32" else settings.precision,
-        log_with=list(settings.trackers) or None,
-        project_dir=out,
-    )
-    if settings.trackers:
-        accelerator.init_trackers(out.name, config={k: str(v) for k, v in flat(config.model_dump(), "/").items()})
-    try:
-        yield accelerator
-    finally:
-        accelerator.end_training()
 
 
 @contextlib.contextmanager

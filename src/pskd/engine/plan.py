@@ -67,10 +67,21 @@ def epoch_plan(
             many * (_cut(count, edges, behind, step + 1) - _cut(count, edges, behind, step))
             for count, many in counts.items()
         )
-        shares = [part[rank::world] for part in order[start:end].tensor_split(accumulate)]
-        parts = tuple(share if len(share) else padding for share in shares)
-        steps.append(Step(parts, tuple(len(share) for share in shares), total))
+        steps.append(split_step(order[start:end], accumulate, rank, world, padding)._replace(total=total))
     return steps
+
+
+def split_step(
+    batch: Tensor, accumulate: int, rank: int, world: int, padding: Tensor, counts: Tensor | None = None
+) -> Step:
+    """One process's share of a batch; ``counts`` (of all samples) is what each counts for, by default 1."""
+    shares = [part[rank::world] for part in batch.tensor_split(accumulate)]
+    parts = tuple(share if len(share) else padding for share in shares)
+
+    def counted(samples: Tensor) -> int:
+        return len(samples) if counts is None else int(counts[samples].sum())
+
+    return Step(parts, tuple(counted(share) for share in shares), counted(batch))
 
 
 def shuffled(count: int, seed: int, epoch: int, host: int = 0) -> Tensor:

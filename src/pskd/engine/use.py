@@ -23,5 +23,10 @@ def evaluate(run_path: Path, split: str, data_root: str | None = None) -> dict[s
         raise PskdError(f"split {split!r} is not there; allowed are test{', val' if task.has_validation else ''}")
     model, _ = weights.restore(run_path, task.rebuilt, config.task)
     device = build.usable_device(config.train.device)
-    metrics = task.evaluate(model.to(device), split, device, Group()).metrics
-    return {**metrics, "ece_bins": config.eval.ece_bins, "num_classes": task.num_classes}
+    found = task.evaluate(model.to(device), split, device, Group())
+    return {
+        **found.metrics,
+        "signatures": found.signatures,
+        "ece_bins": config.eval.ece_bins,
+        "num_classes": task.num_classes,
+    }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor
 
+from pskd.linear_head import Part
 from pskd.targets import Past
 
 
@@ -30,6 +32,13 @@ class Memory(ABC):
     @abstractmethod
     def record(self, key: Any, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
         """Remember this step's predictions where ``take`` is true, from the student's logits (B, K, ...)."""
+
+    def by_part(self, key: Any, *, recalls: bool) -> Callable[[Part], Any]:
+        """The keys of parts of a batch, whose logits come from a ``LinearHead``; called once a step.
+
+        ``recalls`` is false where nothing will be recalled in this step.
+        """
+        return lambda part: part.of(key)
 
     @abstractmethod
     def clear(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pskd.errors import PskdError
+from pskd.linear_head import LinearHead, Output, Part
 from pskd.memory.base import Memory
 from pskd.targets import Past, wide
 
@@ -56,21 +57,38 @@ class Snapshot(Memory):
 
     def recall(self, key: Any, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past | None:
         """The copy's predictions for the inputs ``key``: a tensor, a tuple of arguments or a dict of keywords."""
+        output = key if isinstance(key, LinearHead) else self._output(key)
+        if output is None:
+            return None
+        with torch.no_grad():
+            logits = output.logits() if isinstance(output, LinearHead) else output
+            return Past(torch.softmax(logits, 1, wide(logits.dtype)))
+
+    def record(self, key: Any, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
+        """Nothing is stored; the step is counted, one that comes in parts by ``by_part``."""
+        if not isinstance(key, LinearHead | None):
+            self._step += 1
+
+    def by_part(self, key: Any, *, recalls: bool) -> Callable[[Part], LinearHead | None]:
+        output = self._output(key) if recalls else None
+        if isinstance(output, Tensor):
+            raise PskdError("inputs: the snapshot's model returns logits, but a LinearHead was given: return that too")
+        self._step += 1
+        return lambda part: None if output is None else output.part(part)
+
+    def _output(self, inputs: Any) -> Output | None:
+        """What the copy, once there is one, makes of the inputs."""
         self._renew_if_due()
         if self._copy is None:
             return None
         with torch.no_grad():
-            if isinstance(key, Mapping):
-                logits = self._copy(**key)
-            elif isinstance(key, tuple | list):
-                logits = self._copy(*key)
+            if isinstance(inputs, Mapping):
+                output: Output = self._copy(**inputs)
+            elif isinstance(inputs, tuple | list):
+                output = self._copy(*inputs)
             else:
-                logits = self._copy(key)
-            return Past(torch.softmax(logits, 1, wide(logits.dtype)))
-
-    def record(self, key: Any, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
-        """Nothing is stored; the step is counted."""
-        self._step += 1
+                output = self._copy(inputs)
+        return output
 
     def state_dict(self) -> dict[str, Any]:
         """The copy's weights are views, so save them before the next step."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from pskd.errors import PskdError
+from pskd.linear_head import LinearHead, Output, Part, mean_over_parts
 from pskd.targets import Labels, per_position
 
 IGNORE_INDEX = -100  # a position with this label takes no part in any method
@@ -40,10 +42,13 @@ class Method(ABC):
         return
 
     @abstractmethod
-    def loss(self, logits: Tensor, targets: Labels, *, distilled: Tensor | None = None, **needs: Any) -> Loss:
-        """The loss of one training batch; samples where ``distilled`` (B) is false are taught by their label alone."""
+    def loss(self, output: Output, targets: Labels, *, distilled: Tensor | None = None, **needs: Any) -> Loss:
+        """The loss of one training batch; samples where ``distilled`` (B) is false are taught by their label alone.
 
-    def __call__(self, logits: Tensor, targets: Labels, **needs: Any) -> Tensor:
+        ``output`` is logits, or a ``LinearHead`` with class indices as targets.
+        """
+
+    def __call__(self, logits: Output, targets: Labels, **needs: Any) -> Tensor:
         """``loss(...).total``: what a training loop calls."""
         return self.loss(logits, targets, **needs).total
 
@@ -53,6 +58,35 @@ class Method(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         return
+
+
+def mean_loss(
+    output: Output,
+    targets: Labels,
+    distilled: Tensor | None,
+    losses: Callable[[Tensor, Labels, Tensor | None, Part | None], tuple[Tensor, Tensor]],
+) -> Tensor:
+    """The mean over positions of what ``losses(logits, targets, distilled, part)`` makes: losses and shares.
+
+    Logits are handed to it whole, with None as part; those of a head part by part, as (n, K), with what belongs to it.
+    """
+    if not isinstance(output, LinearHead):
+        each, share = losses(output, targets, distilled, None)
+        return each.sum() / share.sum()
+    if not isinstance(targets, Tensor) or targets.shape != output.positions or targets.is_floating_point():
+        given = tuple(targets.shape) if isinstance(targets, Tensor) else "a mixed pair"
+        raise PskdError(f"targets: a LinearHead of {tuple(output.positions)} wants class indices like it, got {given}")
+    labels = targets
+
+    def of_part(logits: Tensor, part: Part) -> tuple[Tensor, Tensor]:
+        return losses(logits, part.of(labels), None if distilled is None else part.of(distilled), part)
+
+    return mean_over_parts(output, of_part)
+
+
+def whole_logits(output: Output) -> Tensor:
+    """Logits (B, K, ...), for methods that need all at once."""
+    return output.logits() if isinstance(output, LinearHead) else output
 
 
 def chosen(distilled: Tensor | None, logits: Tensor) -> Tensor | None:

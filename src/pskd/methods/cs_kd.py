@@ -10,7 +10,8 @@ from torch import Tensor
 
 from pskd.augment.random import uniform
 from pskd.errors import PskdError
-from pskd.methods.base import Loss, Method
+from pskd.linear_head import Output
+from pskd.methods.base import Loss, Method, whole_logits
 from pskd.methods.distilling import check_given, check_positive, label_losses, softened_divergence, where_distilled
 from pskd.targets import Labels
 
@@ -53,13 +54,14 @@ class CSKD(Method):
 
     def loss(
         self,
-        logits: Tensor,
+        output: Output,
         targets: Labels,
         *,
         partner_logits: Tensor | None = None,
         distilled: Tensor | None = None,
         **needs: Any,
     ) -> Loss:
+        logits = whole_logits(output)
         losses, share = label_losses(logits, targets)
         partner_logits = check_given("partner_logits", partner_logits, logits, "the logits of same-class samples")
         divergence = self.temperature**2 * softened_divergence(logits, partner_logits, self.temperature)

@@ -6,8 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from pskd.methods.base import Loss, Method
-from pskd.targets import Labels, soft_cross_entropy
+from pskd.linear_head import Output
+from pskd.methods.base import Loss, Method, mean_loss
+from pskd.methods.distilling import label_losses
+from pskd.targets import Labels
 
 
 class Hard(Method):
@@ -18,6 +20,6 @@ class Hard(Method):
 
     name = "hard"
 
-    def loss(self, logits: Tensor, targets: Labels, *, distilled: Tensor | None = None, **needs: Any) -> Loss:
-        total = soft_cross_entropy(logits, targets)
+    def loss(self, output: Output, targets: Labels, *, distilled: Tensor | None = None, **needs: Any) -> Loss:
+        total = mean_loss(output, targets, None, lambda logits, labels, *_: label_losses(logits, labels))
         return Loss(total, {"cross_entropy": total.detach()})

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from pskd.errors import PskdError
-from pskd.methods.base import Loss, Method
+from pskd.linear_head import Output, Part
+from pskd.methods.base import Loss, Method, mean_loss
 from pskd.methods.distilling import label_losses, where_distilled
 from pskd.targets import Labels
 
@@ -36,7 +37,13 @@ class LabelSmoothing(Method):
             raise PskdError(f"epsilon must lie in [0, 1), got {epsilon}")
         self.epsilon, self.others_only = epsilon, others_only
 
-    def loss(self, logits: Tensor, targets: Labels, *, distilled: Tensor | None = None, **needs: Any) -> Loss:
+    def loss(self, output: Output, targets: Labels, *, distilled: Tensor | None = None, **needs: Any) -> Loss:
+        total = mean_loss(output, targets, distilled, self._losses)
+        return Loss(total, {"smoothed_cross_entropy": total.detach()})
+
+    def _losses(
+        self, logits: Tensor, targets: Labels, distilled: Tensor | None, part: Part | None
+    ) -> tuple[Tensor, Tensor]:
         epsilon = self.epsilon
         if self.others_only:
             # What this spreads over all classes returns epsilon / (K - 1) to the label, so more is taken from it.
@@ -44,6 +51,4 @@ class LabelSmoothing(Method):
             if others < 1:
                 raise PskdError(f"others_only needs 2 classes or more, but logits are {tuple(logits.shape)}")
             epsilon *= (others + 1) / others
-        losses, share = label_losses(logits, targets, where_distilled(epsilon, distilled, logits))
-        total = losses.sum() / share.sum()
-        return Loss(total, {"smoothed_cross_entropy": total.detach()})
+        return label_losses(logits, targets, where_distilled(epsilon, distilled, logits))

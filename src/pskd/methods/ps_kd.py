@@ -11,8 +11,9 @@ from torch import Tensor
 
 from pskd.checks import ValueChecks, outside
 from pskd.errors import PskdError
+from pskd.linear_head import LinearHead, Output, Part
 from pskd.memory.base import Memory
-from pskd.methods.base import IGNORE_INDEX, Loss, Method, chosen
+from pskd.methods.base import IGNORE_INDEX, Loss, Method, chosen, mean_loss
 from pskd.schedules import SCHEDULES, Schedule
 from pskd.targets import (
     Labels,
@@ -59,6 +60,7 @@ class PSKD(Method):
         self._epoch: int | None = None  # the last one that began, here or in the state that was loaded
         self._alpha_t: float | None = None  # None before start_epoch
         self._checks = ValueChecks()
+        self.strict = True  # whether logits that are not finite raise; if not, the loss is NaN and no row is written
         # Is shown logits, labels, past predictions and alpha of every batch that has a past.
         self.watch: Callable[[Tensor, Labels, Past, float], None] | None = None
 
@@ -99,7 +101,7 @@ class PSKD(Method):
 
     def __call__(
         self,
-        logits: Tensor,
+        logits: Output,
         targets: Labels,
         index: Tensor | None = None,
         inputs: Any = None,
@@ -110,7 +112,7 @@ class PSKD(Method):
 
     def loss(
         self,
-        logits: Tensor,
+        output: Output,
         targets: Labels,
         *,
         index: Tensor | None = None,
@@ -121,7 +123,8 @@ class PSKD(Method):
         """The mean loss of a training batch; reads the past of these samples, then records their predictions.
 
         Args:
-            logits: (B, K) or (B, K, d1, ...), with gradient.
+            output: logits (B, K) or (B, K, d1, ...), with gradient; or a ``LinearHead``, whose logits then exist only a
+                few positions at a time (with a snapshot, the model's own output has to be one too).
             targets: class indices (-100 is skipped), class probabilities or a mixed pair ``(a, b, lam)``.
             index: which training samples these are, shaped like class indices; what a bank needs.
             inputs: the model's inputs; what a snapshot needs.
@@ -129,25 +132,38 @@ class PSKD(Method):
         """
         self._checks.settle()
         alpha = self.alpha_t
-        if not logits.requires_grad:
+        if not output.requires_grad:
             raise PskdError("logits have no gradient: call the method in training only, so that no row is overwritten")
         key = index if self.memory.needs == "index" else inputs
         if key is None:
             needed, memory = self.memory.needs, type(self.memory).__name__
             raise PskdError(f"{needed} is missing: with a {memory}, call with {needed}=...")
+        key_of = self.memory.by_part(key, recalls=bool(self._epoch)) if isinstance(output, LinearHead) else None
+
+        def losses(
+            logits: Tensor, targets: Labels, distilled: Tensor | None, part: Part | None
+        ) -> tuple[Tensor, Tensor]:
+            own_key = key if part is None or key_of is None else key_of(part)
+            return self._losses(logits, targets, own_key, alpha, distilled)
+
+        total = mean_loss(output, targets, distilled, losses)
+        return Loss(total, {"soft_cross_entropy": total.detach()})
+
+    def _losses(
+        self, logits: Tensor, targets: Labels, key: Any, alpha: float, distilled: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The loss and the share in a mean of every position, (B, d1, ...); the memory is read, then written."""
         check_shapes(logits, targets)
         self.memory.check(key, logits)
         targets = self._checked(logits, targets)
-
         labels = targets if isinstance(targets, Tensor) and not targets.is_floating_point() else None
         take = self._taken(logits, labels, distilled)
         past = self._past(logits, key, labels, take)
         if self.watch is not None and past is not None:
             self.watch(logits, targets, past, alpha)
         losses, share = position_losses(logits, targets, past, alpha, IGNORE_INDEX)
-        total = losses.sum() / share.sum()
         self.memory.record(key, logits, labels=labels, take=take)
-        return Loss(total, {"soft_cross_entropy": total.detach()})
+        return losses, share
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and memory; tensors are views, so save them before the next step."""
@@ -183,7 +199,7 @@ class PSKD(Method):
 
     def _checked(self, logits: Tensor, targets: Labels) -> Labels:
         """The targets, after a look at all values: wrong ones raise here or, on an accelerator, one step later."""
-        wrong, epoch = _not_finite(logits.detach()), self._epoch
+        wrong, epoch = _not_finite(logits.detach()) if self.strict else None, self._epoch
         if wrong is not None:
             self._checks.require_none(
                 wrong,

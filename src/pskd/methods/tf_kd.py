@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from pskd.errors import PskdError
-from pskd.methods.base import Loss, Method
+from pskd.linear_head import Output
+from pskd.methods.base import Loss, Method, whole_logits
 from pskd.methods.distilling import check_given, check_positive, label_losses, softened_divergence, where_distilled
 from pskd.targets import Labels, wide
 
@@ -82,13 +83,14 @@ class TFKD(Method):
 
     def loss(
         self,
-        logits: Tensor,
+        output: Output,
         targets: Labels,
         *,
         teacher_logits: Tensor | None = None,
         distilled: Tensor | None = None,
         **needs: Any,
     ) -> Loss:
+        logits = whole_logits(output)
         losses, share = label_losses(logits, targets)
         if self.variant == "self":
             teacher_logits = check_given("teacher_logits", teacher_logits, logits, "the teacher's for the same images")

@@ -18,6 +18,9 @@ class Metric(NamedTuple):
 
 
 METRICS = {
+    "bleu": Metric("BLEU", "{:.2f}", "BLEU {:.2f}", higher_is_better=True),
+    "bleu_lower": Metric("BLEU, lower case", "{:.2f}", higher_is_better=True),
+    "chrf": Metric("chrF", "{:.2f}", higher_is_better=True),
     "top1_error": Metric("Top-1 err (%)", "{:.2f}", "top-1 error {:.2f}%"),
     "top5_error": Metric("Top-5 err (%)", "{:.2f}"),
     "nll": Metric("NLL", "{:.4f}", "NLL {:.3f}"),

@@ -56,4 +56,4 @@ def _remark(name: str, result: Mapping[str, Any]) -> str:
         return f"  ({result['ece_bins']} bins)"
     if name == "top5_error" and result.get("num_classes", 5) < 5:
         return f"  (top {result['num_classes']}: there are no more classes)"
-    return ""
+    return f"  ({signature})" if (signature := result.get("signatures", {}).get(name)) else ""

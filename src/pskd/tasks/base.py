@@ -24,6 +24,7 @@ class Evaluation(NamedTuple):
 
     metrics: dict[str, Any]
     predictions: dict[str, np.ndarray]
+    signatures: dict[str, str] = {}  # noqa: RUF012  # how a metric was computed, where that has a name of its own
 
 
 class Answer(ABC):
@@ -46,6 +47,7 @@ class Task(ABC):
     num_samples: int  # rows that a bank needs
     fingerprint: str  # of the training data
     has_validation: bool
+    rows_by_host = True  # whether row i of a bank is always trained on host i % hosts, which then keeps it
     records_history = False  # whether `loss` notes every sample in `history`
     history: History | None = None  # given by the engine
     selects_by: str  # the metric of `metrics.catalogue` that chooses the best epoch on the validation split
