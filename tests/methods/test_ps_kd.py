@@ -285,12 +285,12 @@ def bad_logits(value: float) -> Tensor:
         ({"index": INDEX[:3]}, "index has shape (3,), but the logits want one per label, (4,)"),
         ({"index": None}, "index is missing: with a PredictionBank, call with index=..."),
         ({"index": INDEX + 1}, "index: 4 samples had another label when the bank was filled"),
-        ({"output": logits_of(4, K + 1)}, "logits have 5 classes, but the bank was made for 4"),
-        ({"output": logits_of(K)}, "logits must be floating point (B, K, ...)"),
-        ({"output": logits_of(4, K).detach()}, "logits have no gradient: call the method in training only"),
-        ({"output": bad_logits(math.nan)}, "logits: 2 of 4 rows are NaN or infinite in epoch 1 (counted from 0)"),
-        ({"output": bad_logits(math.inf)}, "logits: 2 of 4 rows are NaN or infinite in epoch 1 (counted from 0)"),
-        ({"output": bad_logits(-math.inf)}, "logits: 2 of 4 rows are NaN or infinite in epoch 1 (counted from 0)"),
+        ({"logits": logits_of(4, K + 1)}, "logits have 5 classes, but the bank was made for 4"),
+        ({"logits": logits_of(K)}, "logits must be floating point (B, K, ...)"),
+        ({"logits": logits_of(4, K).detach()}, "logits have no gradient: call the method in training only"),
+        ({"logits": bad_logits(math.nan)}, "logits: 2 of 4 rows are NaN or infinite in epoch 1 (counted from 0)"),
+        ({"logits": bad_logits(math.inf)}, "logits: 2 of 4 rows are NaN or infinite in epoch 1 (counted from 0)"),
+        ({"logits": bad_logits(-math.inf)}, "logits: 2 of 4 rows are NaN or infinite in epoch 1 (counted from 0)"),
         ({"distilled": torch.ones(3)}, "distilled has shape (3,); one per sample or label is (4,)"),
     ],
 )
@@ -298,7 +298,7 @@ def test_wrong_use_of_a_batch_is_named_and_writes_nothing(wrong: dict[str, Any],
     distill = started()
     rows = {name: part.clone() for name, part in distill.state_dict()["memory"]["rows"].items()}
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        distill(**{"output": logits_of(4, K), "targets": CLASSES, "index": INDEX, **wrong})
+        distill(**{"logits": logits_of(4, K), "targets": CLASSES, "index": INDEX, **wrong})
     assert isinstance(caught.value, PskdError)
     assert "\n" not in str(caught.value)
     assert all(torch.equal(rows[name], part) for name, part in distill.state_dict()["memory"]["rows"].items())

@@ -93,7 +93,7 @@ def test_a_run_has_all_that_a_report_needs(finished: Path) -> None:
 def test_the_bank_has_a_row_for_every_target_token(finished: Path, folder: Path) -> None:
     newest = Checkpoints(finished / "checkpoints", 1).newest(pytest.fail)
     assert newest is not None
-    rows = checkpoint.load(newest, "method")["memory"]["rows"]
+    rows = checkpoint.load(newest, "method-0")["memory"]["rows"]
     task = Translation(small(folder))
     assert torch.equal(rows["labels"].flatten().long() - 1, task.train.target.tokens)
 
