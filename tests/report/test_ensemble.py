@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pskd.errors import PskdError
-from pskd.report.ensemble import ensemble
+from pskd.report.ensemble import ensemble, read
 from pskd.report.tables import PAPER_COLUMNS, comparison
 
 
@@ -51,3 +51,9 @@ def test_runs_that_do_not_belong_together(tmp_path: Path) -> None:
     (tmp_path / "set" / "predictions.npz").write_bytes(b"broken")
     with pytest.raises(PskdError, match="cannot be read"):
         ensemble([first, tmp_path / "set"])
+
+
+def test_a_run_without_probabilities(tmp_path: Path) -> None:
+    np.savez(tmp_path / "predictions.npz", translation=np.array(["one"]))
+    with pytest.raises(PskdError, match="has no class probabilities"):
+        read(tmp_path)

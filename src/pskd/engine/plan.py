@@ -52,13 +52,16 @@ def epoch_plan(
     if len(edges) > 1 and num_samples - edges[-1] == 1:
         edges.pop()
     edges.append(num_samples)
-    left, behind = torch.arange(num_samples), 0
+    left, behind = None, 0  # None: all samples, which are then never listed for all hosts
     for stretch in begun:
-        orders = [_own(left, seed, epoch, each, stretch.hosts) for each in range(stretch.hosts)]
+        orders = [_own(num_samples, left, seed, epoch, each, stretch.hosts) for each in range(stretch.hosts)]
         left = torch.cat([order[_cut(len(order), edges, behind, stretch.until) :] for order in orders]).sort().values
         behind = stretch.until
-    order = _own(left, seed, epoch, host, hosts)
-    counts = Counter(torch.bincount(left % hosts, minlength=hosts).tolist())
+    order = _own(num_samples, left, seed, epoch, host, hosts)
+    if left is None:
+        counts = Counter(len(range(each, num_samples, hosts)) for each in range(hosts))
+    else:
+        counts = Counter(torch.bincount(left % hosts, minlength=hosts).tolist())
     padding = torch.tensor([min(host, num_samples - 1)])
     steps = [Step((padding,) * accumulate, (0,) * accumulate, 0)] * behind
     for step in range(behind, len(edges) - 1):
@@ -90,8 +93,10 @@ def shuffled(count: int, seed: int, epoch: int, host: int = 0) -> Tensor:
     return torch.randperm(count, generator=generator)
 
 
-def _own(left: Tensor, seed: int, epoch: int, host: int, hosts: int) -> Tensor:
+def _own(num_samples: int, left: Tensor | None, seed: int, epoch: int, host: int, hosts: int) -> Tensor:
     """This host's samples of those that are left, in the order of the epoch."""
+    if left is None:
+        return shuffled(len(range(host, num_samples, hosts)), seed, epoch, host) * hosts + host
     own = left[left % hosts == host]
     return own[shuffled(len(own), seed, epoch, host)]
 

@@ -33,8 +33,14 @@ def read(run: Path, split: str = "test") -> Predictions:
     try:
         with np.load(path, allow_pickle=False) as file:
             of = "val_" if split == "val" else ""
+            if f"{of}probs" not in file:
+                raise PskdError(
+                    f"{run} has no class probabilities of its {split} split: it is no run of classification"
+                )
             probs, labels = torch.from_numpy(file[f"{of}probs"]), torch.from_numpy(file[f"{of}labels"])
             return Predictions(probs, labels, tuple(file[f"{of}classes"].tolist()), str(file[f"{of}fingerprint"]))
+    except PskdError:
+        raise
     except (OSError, KeyError, ValueError, TypeError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise PskdError(
             f"{path} cannot be read ({str(error).splitlines()[0]}): it is damaged, or of another version"
