@@ -150,7 +150,7 @@ def main() -> None:
             train(tiny("epochs=1"), base / "warm-up")  # loads what the forked processes need
         for number, (name, (world, hosts, words)) in enumerate(KINDS.items()):
             plain, disturbed = base / f"{number}-plain", base / f"{number}-disturbed"
-            config = tiny(f"epochs={2 * kills}", *words)
+            config = tiny(f"epochs={3 * kills}", *words)
 
             def work(config: Config = config, out: Path = disturbed) -> object:
                 return train(config, out, resume=True)

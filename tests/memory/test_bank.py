@@ -390,7 +390,7 @@ def test_a_key_that_does_not_fit_is_named(index: Tensor, shape: tuple[int, ...],
         PredictionBank(N, K).check(index, torch.zeros(shape))
 
 
-@pytest.mark.parametrize("num_classes", [10, 200, 1000, 70_000])
+@pytest.mark.parametrize("num_classes", [10, 200, 1000, 1003, 70_001])
 @pytest.mark.parametrize("k", [1, 5, 9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_selection_finds_the_largest(num_classes: int, k: int, dtype: torch.dtype) -> None:

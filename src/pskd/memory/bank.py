@@ -21,6 +21,7 @@ from pskd.targets import Past, wide
 FORMS = ("dense", "topk")
 _UNLABELLED = -1
 _PACK_FROM = 200  # classes
+_BLOCKS_FROM, _BLOCK = 128, 8  # classes for each one kept, and of a block
 # Rows are moved as plain integers of their size, since not every operation knows every floating type.
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -280,11 +281,18 @@ def top_classes(likely: Tensor, k: int) -> Tensor:
     """The classes (B, k) of the k largest values of each row of ``likely`` (B, K), none of them negative; in no order.
 
     On a CPU torch.topk leaves its fast path at k > K / 64. There a value's bits and its class share one integer, which
-    numpy's vectorised selection puts in place.
+    numpy's vectorised selection puts in place. Of very many classes, only those in the k best blocks are looked at.
     """
     classes = likely.shape[1]
     if likely.device.type != "cpu" or classes < _PACK_FROM:
         return likely.topk(k, 1, sorted=False).indices
+    if classes >= _BLOCKS_FROM * k:
+        blocks = classes // _BLOCK  # block i holds the classes i, i + blocks, i + 2 * blocks, ...
+        even = blocks * _BLOCK
+        best = top_classes(likely[:, :even].view(-1, _BLOCK, blocks).amax(1), k)
+        inside = (best[:, None] + torch.arange(0, even, blocks)[:, None]).flatten(1)
+        inside = torch.cat((inside, torch.arange(even, classes).expand(len(likely), -1)), 1)
+        return inside.gather(1, top_classes(likely.gather(1, inside), k))
     packed = likely.float().view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(torch.arange(classes))
     packed.numpy().partition(classes - k, axis=1)
     return packed[:, -k:].bitwise_and(2**32 - 1)
