@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from pskd.cli import main
 from pskd.config import Config, resolve
 from pskd.recipes import read_recipe
 
@@ -24,6 +26,16 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
     """A run's metrics without the times, which never repeat."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+def pskd(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of one command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["pskd", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    out, err = capfd.readouterr()
+    return int(stop.value.code or 0), out, err
 
 
 def value_and_gradient(loss: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,20 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import SMALL
+from helpers import SMALL, pskd
 
-from pskd.cli import main
 from pskd.engine.run import RunFolder
-
-
-def pskd(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Exit code, output and errors of one command."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["pskd", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
-    out, err = capfd.readouterr()
-    return int(stop.value.code or 0), out, err
 
 
 def test_help_loads_no_torch() -> None:

@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 import torch
 from chaos import equal
-from helpers import metrics_of
+from helpers import metrics_of, pskd
 from num2words import num2words
 from processes import in_child
 from safetensors.torch import load_file
 
 from pskd import tasks
-from pskd.cli import main
 from pskd.config import Config, resolve
 from pskd.engine import checkpoint
 from pskd.engine.checkpoint import Checkpoints
@@ -68,15 +67,6 @@ def finished(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
     train(small(folder, "train.save_every=1 epoch"), out)
     return out
-
-
-def pskd(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["pskd", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
-    out, err = capfd.readouterr()
-    return int(stop.value.code or 0), out, err
 
 
 def test_a_run_has_all_that_a_report_needs(finished: Path) -> None:

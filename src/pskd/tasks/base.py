@@ -12,7 +12,7 @@ from torch import nn
 
 from pskd.engine.distributed import Group
 from pskd.engine.history import History
-from pskd.engine.plan import Step
+from pskd.engine.plan import Step, epoch_plan
 from pskd.methods.base import Loss, Method
 
 
@@ -42,6 +42,7 @@ class Answer(ABC):
 class Task(ABC):
     """A data set and what is done with a batch of it."""
 
+    config: Any  # the task's own kind of Config
     unit: str  # what a sample is called in "1,200 img/s"
     num_classes: int
     num_samples: int  # rows that a bank needs
@@ -61,9 +62,12 @@ class Task(ABC):
         """The model of a finished run from its ``metadata``, for its weights to be read into."""
         return self.model()
 
-    @abstractmethod
     def plan(self, epoch: int, group: Group) -> list[Step]:
         """This process's steps of an epoch."""
+        train = self.config.train
+        return epoch_plan(
+            self.num_samples, train.batch_size, train.accumulate, train.seed, epoch, **group.place, begun=group.begun
+        )
 
     @abstractmethod
     def batches(self, plan: Sequence[Step], epoch: int, device: torch.device) -> Iterator[Any]:

@@ -19,7 +19,7 @@ from pskd.data import View
 from pskd.data.splits import InMemory
 from pskd.engine import build, weights
 from pskd.engine.distributed import Group
-from pskd.engine.plan import Step, epoch_plan
+from pskd.engine.plan import Step
 from pskd.engine.run import RunFolder
 from pskd.errors import PskdError
 from pskd.memory.snapshot import unwrapped
@@ -80,12 +80,6 @@ class Classification(Task):
     def model(self) -> nn.Module:
         settings = self.config.model
         return models.create(settings.name, self.num_classes, self.data.view.channels, **settings.options)
-
-    def plan(self, epoch: int, group: Group) -> list[Step]:
-        train = self.config.train
-        return epoch_plan(
-            self.num_samples, train.batch_size, train.accumulate, train.seed, epoch, **group.place, begun=group.begun
-        )
 
     def batches(self, plan: Sequence[Step], epoch: int, device: torch.device) -> Iterator[TrainingBatch]:
         parts = [part for step in plan for part in step.parts]

@@ -21,7 +21,7 @@ from pskd.data.view import decode, pixels
 from pskd.engine import build, weights
 from pskd.engine.distributed import Group
 from pskd.engine.files import kind_errors
-from pskd.engine.plan import Step, epoch_plan
+from pskd.engine.plan import Step
 from pskd.engine.run import RunFolder
 from pskd.errors import PskdError
 from pskd.methods.base import Loss, Method
@@ -86,12 +86,6 @@ class Detection(Task):
 
     def rebuilt(self, about: dict[str, Any]) -> nn.Module:
         return _rebuilt(about)
-
-    def plan(self, epoch: int, group: Group) -> list[Step]:
-        train = self.config.train
-        return epoch_plan(
-            self.num_samples, train.batch_size, train.accumulate, train.seed, epoch, **group.place, begun=group.begun
-        )
 
     def batches(self, plan: Sequence[Step], epoch: int, device: torch.device) -> Iterator[TrainingBatch]:
         parts = [part for step in plan for part in step.parts]
