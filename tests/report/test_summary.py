@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,3 +114,21 @@ def test_a_study_and_its_ensembles(finished: Study) -> None:
 def test_runs_named_one_by_one_are_rows_by_what_differs(finished: Study, tmp_path: Path) -> None:
     (runs,) = collect([finished.run_folder(key) for key in finished.cells()])
     assert [(row.name, len(row.runs)) for row in runs.rows] == [("hard", 3), ("ps_kd", 3)]
+
+
+def test_a_run_that_differs_in_many_settings_is_named_by_its_folder(finished: Study, tmp_path: Path) -> None:
+    one = finished.run_folder(next(iter(finished.cells())))
+    other = Path(shutil.copytree(one, tmp_path / "other"))
+    text = (other / "config.yaml").read_text()
+    changes = {
+        "momentum: 0.9": "momentum: 0.5",
+        "gamma: 0.1": "gamma: 0.5",
+        "hole: 8": "hole: 7",
+        "beta: 1.0": "beta: 2.0",
+    }
+    for before, after in changes.items():
+        assert before in text
+        text = text.replace(before, after)
+    (other / "config.yaml").write_text(text)
+    (runs,) = collect([one, other])
+    assert [row.name for row in runs.rows] == [one.name, "other"]

@@ -20,6 +20,7 @@ from pskd.report import ensemble
 from pskd.report.ensemble import Predictions
 from pskd.study.cells import Cell, Paper, Show, Study, is_study
 
+MOST_SETTINGS = 3  # in the name of a row
 # Settings that say where and how a run was made, not what was learnt.
 PLACES = frozenset(
     {"data.root", "data.download", "data.workers", "method.path", "method.teacher", "model.backbone", "recipe"}
@@ -127,14 +128,17 @@ class Collection:
 
 
 def collect(paths: Sequence[Path]) -> list[Collection]:
-    """A collection for each study, and one for all runs that were named by themselves."""
-    studies, single = [], []
+    """A collection for each study, and one for the runs of each task that were named by themselves."""
+    studies: list[Collection] = []
+    single: dict[str, list[Run]] = {}
     for path in paths:
         if is_study(path):
             studies.append(_of_study(Study.load(path)))
         else:
-            single.append(_open(path))
-    return studies + ([_of_runs(single)] if single else [])
+            run = _open(path)
+            single.setdefault(run.config.task, []).append(run)
+    titles = {task: f"Runs of {task}" if len(single) > 1 else "Runs" for task in single}
+    return studies + [_of_runs(titles[task], runs) for task, runs in single.items()]
 
 
 def _of_study(study: Study) -> Collection:
@@ -163,17 +167,19 @@ def _of_study(study: Study) -> Collection:
     return Collection(study.name, study.file.about, made, show, study.file.paper, unfinished)
 
 
-def _of_runs(runs: Sequence[Run]) -> Collection:
-    """Runs that differ only in their seed are one row; a row is named by the settings that vary."""
+def _of_runs(title: str, runs: Sequence[Run]) -> Collection:
+    """Runs that differ only in their seed are one row, named by the settings that vary, or by its first folder."""
     settings = [flat(run.config.model_dump(mode="json")) for run in runs]
     keys = [key for key in {key: None for tree in settings for key in tree} if key not in PLACES]
     varying = [key for key in keys if len({str(tree[key]) for tree in settings if key in tree}) > 1]
-    rows: dict[str, list[Run]] = {}
+    rows: dict[tuple[str, ...], list[Run]] = {}
     for run, tree in zip(runs, settings, strict=True):
-        parts = [_said(key, tree[key]) for key in varying if key in tree]
-        rows.setdefault(", ".join(parts) or run.config.method.name, []).append(run)
-    made = [Row({"run": name}, members) for name, members in rows.items()]
-    return Collection("Runs", f"{len(runs)} runs", made)
+        rows.setdefault(tuple(_said(key, tree[key]) for key in varying if key in tree), []).append(run)
+    made = []
+    for parts, members in rows.items():
+        name = ", ".join(parts) if len(parts) <= MOST_SETTINGS else members[0].folder.path.name
+        made.append(Row({"run": name or members[0].config.method.name}, members))
+    return Collection(title, "", made)
 
 
 def _said(key: str, value: Any) -> str:
