@@ -7,18 +7,12 @@ around torchvision's model: no random numbers per sample, no checks, no resume.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-from side_by_side import alternate, median
+from loop_overhead import compare
 
 from pskd.config import resolve
-from pskd.engine.build import accelerator
-from pskd.engine.loop import Trainer
-from pskd.engine.progress import Progress
-from pskd.engine.run import RunFolder
 from pskd.recipes import read_recipe
 from pskd.tasks.detection import Detection
 
@@ -29,21 +23,7 @@ def main() -> None:
     words = [f"data.train_images={IMAGES}", "data.test_images=1", "model.backbone=resnet8", "epochs=100000"]
     config = resolve(read_recipe("detection/digits"), [*words, f"batch_size={BATCH}", "optim.schedule=constant"])
     task = Detection(config)
-    with tempfile.TemporaryDirectory() as folder:
-        run = RunFolder(Path(folder, "run"))
-        run.path.mkdir()
-        with accelerator(config, run.path) as devices, Progress(1, 0, "img", shown=False, log=print) as progress:
-            trainer = Trainer(config, task, run, devices)
-
-            def ours() -> None:
-                trainer.train_epoch(progress, [])
-                trainer.epoch, trainer.step = trainer.epoch + 1, 0
-
-            seconds = alternate(ours, bare_loop(task), rounds=ROUNDS)
-    ratio = median([theirs / own for own, theirs in zip(*seconds, strict=True)])
-    own, theirs = (IMAGES / median(side).median for side in seconds)
-    print(f"ours {own:.1f} img/s, bare loop {theirs:.1f} img/s")
-    print(f"ours / bare loop: {ratio}")
+    compare(config, task, bare_loop(task), IMAGES, ROUNDS)
 
 
 def bare_loop(task: Detection) -> Callable[[], None]:

@@ -17,11 +17,12 @@ from side_by_side import alternate, median
 
 from pskd import data, models
 from pskd.augment import Augment
-from pskd.config import resolve
+from pskd.config import Config, resolve
 from pskd.engine.build import accelerator
 from pskd.engine.loop import Trainer
 from pskd.engine.progress import Progress
 from pskd.engine.run import RunFolder
+from pskd.tasks.base import Task
 from pskd.tasks.classification import Classification
 
 IMAGES, BATCH, CLASSES, ROUNDS = 512, 128, 100, 30
@@ -42,18 +43,24 @@ def main() -> None:
         np.savez(file, **arrays)
         data_words = ("data=npz", f"data.root={file}", f"batch_size={BATCH}")
         config = resolve({}, [*data_words, "model=resnet20", "method=hard", "epochs=100000"])
+        compare(config, Classification(config), bare_loop(file), IMAGES, ROUNDS)
+
+
+def compare(config: Config, task: Task, bare: Callable[[], None], images: int, rounds: int) -> None:
+    """Epochs of our loop and of ``bare``, alternately; prints both speeds and their ratio."""
+    with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder, "run"))
         run.path.mkdir()
         with accelerator(config, run.path) as devices, Progress(1, 0, "img", shown=False, log=print) as progress:
-            trainer = Trainer(config, Classification(config), run, devices)
+            trainer = Trainer(config, task, run, devices)
 
             def ours() -> None:
                 trainer.train_epoch(progress, [])
                 trainer.epoch, trainer.step = trainer.epoch + 1, 0
 
-            seconds = alternate(ours, bare_loop(file), rounds=ROUNDS)
+            seconds = alternate(ours, bare, rounds=rounds)
     ratio = median([theirs / own for own, theirs in zip(*seconds, strict=True)])
-    own, theirs = (IMAGES / median(side).median for side in seconds)
+    own, theirs = (images / median(side).median for side in seconds)
     print(f"ours {own:.1f} img/s, bare loop {theirs:.1f} img/s")
     print(f"ours / bare loop: {ratio}")
 
