@@ -132,3 +132,22 @@ def test_a_run_that_differs_in_many_settings_is_named_by_its_folder(finished: St
     (other / "config.yaml").write_text(text)
     (runs,) = collect([one, other])
     assert [row.name for row in runs.rows] == [one.name, "other"]
+
+
+def test_the_same_settings_and_seed_twice_are_two_rows(finished: Study, tmp_path: Path) -> None:
+    one = finished.run_folder(next(iter(finished.cells())))
+    other = Path(shutil.copytree(one, tmp_path / "again"))
+    (runs,) = collect([one, other])
+    assert [row.name for row in runs.rows] == [str(one), str(other)]
+
+
+def test_runs_on_different_test_data_have_no_ensemble(finished: Study, tmp_path: Path) -> None:
+    one, two, *_ = [finished.run_folder(key) for key in finished.cells()]
+    other = Path(shutil.copytree(two, tmp_path / "elsewhere"))
+    with np.load(other / "predictions.npz") as file:
+        np.savez(other / "predictions.npz", **{**file, "fingerprint": np.array("another")})
+    (runs,) = collect([one, other])
+    table = compare(runs, ensembles=True)
+    assert set(table.frames[""][0].entries) == {None}
+    assert "tested on different data" in table.notes[0]
+    assert compare(runs).frames[""][0].seeds == 2

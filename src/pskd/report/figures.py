@@ -23,7 +23,7 @@ COLOURS = ("#7f7f7f", "#e08214", "#1f9e89", "#9467bd", "#d6453d", "#3b82d6", "#b
 MARKERS = "osD^vPX*<>"
 INK = "#010203"  # stands for the page's own text colour
 POINTS, LINES = 150, 10  # of a curve, and in a frame
-FRAMES, DIAGRAMS = 6, 15  # of a collection: frames with figures, and reliability diagrams
+FRAMES = 6  # of a collection that have figures
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "pskd",
@@ -112,8 +112,6 @@ def figures(collection: Collection) -> list[Figure]:
         suffix = f"-{place + 1}" if len(collection.frames) > 1 else ""
         for maker in (calibration, risk_coverage, reliability, curves, hard_examples, rescaling, per_class_ap):
             found += maker(shown, about, suffix, palette)
-    diagrams = [figure for figure in found if figure.kind == "reliability"][DIAGRAMS:]
-    found = [figure for figure in found if figure not in diagrams]
     found += ablation(collection)
     order = {kind: place for place, kind in enumerate(collection.show.first)}
     return sorted(found, key=lambda figure: order.get(figure.kind, len(order)))

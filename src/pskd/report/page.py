@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
@@ -27,6 +27,7 @@ TITLES = {
     "per_class_ap": "Average precision by class",
     "ablation": "Ablation",
 }
+DIAGRAMS = 15  # reliability diagrams that a page shows of a collection
 
 
 class Section(NamedTuple):
@@ -35,10 +36,19 @@ class Section(NamedTuple):
     name: str
     collection: Collection
     tables: Sequence[Table]
-    figures: Sequence[tuple[str, Sequence[Figure]]]  # under a title
+    figures: Sequence[Figure]
     samples: SideBySide | None
     origins: Sequence[Mapping[str, str]]
     settings: Sequence[tuple[str, Mapping[str, Any]]]
+
+    @property
+    def shown(self) -> Iterator[tuple[str, Sequence[Figure], str]]:
+        """The figures of the page, those of one title together, and a word on what it leaves out."""
+        for title in dict.fromkeys(TITLES[figure.kind] for figure in self.figures):
+            members = [figure for figure in self.figures if TITLES[figure.kind] == title]
+            most = DIAGRAMS if title == TITLES["reliability"] else len(members)
+            left_out = f"The first {most} of {len(members)}: pskd report --figures DIR saves them all."
+            yield title, members[:most], left_out if len(members) > most else ""
 
 
 def report(
@@ -53,9 +63,8 @@ def report(
     for section in sections:
         below = Path(section.name) if len(sections) > 1 else Path()
         if figure_folder is not None:
-            for _, members in section.figures:
-                for figure in members:
-                    figure.save(figure_folder / below)
+            for figure in section.figures:
+                figure.save(figure_folder / below)
         if table_folder is not None:
             _save_tables(section.tables, table_folder / below)
     return written + [folder for folder in (figure_folder, table_folder) if folder is not None]
@@ -69,15 +78,12 @@ def _section(place: int, collection: Collection) -> Section:
             tables.append(ensembles)
     if collection.show.ensemble:
         tables.reverse()
-    drawn = figures(collection)
-    titles = dict.fromkeys(TITLES[figure.kind] for figure in drawn)
-    by_kind = [(title, [figure for figure in drawn if TITLES[figure.kind] == title]) for title in titles]
     compared = (side_by_side(rows) for rows in collection.frames.values())
     return Section(
         f"{place + 1}-{_file_name(collection.title)}",
         collection,
         tables,
-        by_kind,
+        figures(collection),
         next((pair for pair in compared if pair is not None), None),
         [_origin(row.name, run) for row in collection.rows for run in row.runs],
         [(row.name, flat(row.runs[0].config.model_dump(mode="json"))) for row in collection.rows],

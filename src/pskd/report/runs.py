@@ -168,7 +168,7 @@ def _of_study(study: Study) -> Collection:
 
 
 def _of_runs(title: str, runs: Sequence[Run]) -> Collection:
-    """Runs that differ only in their seed are one row, named by the settings that vary, or by its first folder."""
+    """Runs that differ only in their seeds are one row, named by the settings that vary, or by its first folder."""
     settings = [flat(run.config.model_dump(mode="json")) for run in runs]
     keys = [key for key in {key: None for tree in settings for key in tree} if key not in PLACES]
     varying = [key for key in keys if len({str(tree[key]) for tree in settings if key in tree}) > 1]
@@ -177,6 +177,10 @@ def _of_runs(title: str, runs: Sequence[Run]) -> Collection:
         rows.setdefault(tuple(_said(key, tree[key]) for key in varying if key in tree), []).append(run)
     made = []
     for parts, members in rows.items():
+        if len({run.seed for run in members}) < len(members):
+            # The same settings and seed twice: other data, or one run repeated. No mean stands for them.
+            made += [Row({"run": str(run.folder.path)}, [run]) for run in members]
+            continue
         name = ", ".join(parts) if len(parts) <= MOST_SETTINGS else members[0].folder.path.name
         made.append(Row({"run": name or members[0].config.method.name}, members))
     return Collection(title, "", made)

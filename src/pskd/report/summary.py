@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pskd.errors import PskdError
 from pskd.metrics.catalogue import METRICS
 from pskd.report.ensemble import joined, score
 from pskd.report.runs import Collection, Row
@@ -185,7 +186,10 @@ def paired_chance(differences: Sequence[float]) -> float:
 
 
 def _of_ensemble(row: Row, metrics: Sequence[str]) -> dict[str, list[float]]:
-    mean = score(joined([run.folder.path for run in row.runs]), row.runs[0].config.eval.ece_bins)
+    try:
+        mean = score(joined([run.folder.path for run in row.runs]), row.runs[0].config.eval.ece_bins)
+    except PskdError:
+        mean = {}  # its runs were tested on different data
     return {metric: [mean[metric]] if metric in mean else [] for metric in metrics}
 
 
@@ -196,6 +200,8 @@ def _published(row: Sequence[float | None] | None, columns: Sequence[str], metri
 def _notes(collection: Collection, frames: Mapping[str, Sequence[Line]], ensembles: bool) -> list[str]:
     lines = [line for members in frames.values() for line in members]
     notes = []
+    if ensembles and any(entry is None for line in lines for entry in line.entries):
+        notes.append("- no ensemble: the row's runs were tested on different data.")
     if not ensembles:
         notes.append("Mean ± standard deviation over seeds; the best mean of a group is bold.")
         if any(entry.significant for line in lines for entry in line.entries if entry):
