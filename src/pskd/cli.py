@@ -60,6 +60,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
     "  pskd train digits method=hard epochs=10 --out runs/plain\n\n"
     "  pskd train folder data.root=my/images --out runs/mine\n\n"
     "  pskd train --resume --out runs/mine\n\n"
+    "  pskd train --resume --out runs/mine data.root=moved/images\n\n"
     "  torchrun --nproc-per-node 2 -m pskd train digits --out runs/two"
 )
 def train(
@@ -74,7 +75,8 @@ def train(
     settings: Annotated[bool, typer.Option("--settings", help="List every setting with its default and exit.")] = False,
 ) -> None:
     """Train a model and evaluate it."""
-    from pskd.config import describe, differences, resolve
+    from pskd.config import changed, describe, differences, resolve
+    from pskd.engine.run import RunFolder
     from pskd.recipes import read_recipe
 
     if settings:
@@ -89,7 +91,9 @@ def train(
     if resume and out is None:
         raise PskdError("--resume needs --out: the folder of the run to go on with")
     config = None
-    if words or not resume:
+    if resume and out is not None and words and not names:
+        config = changed(RunFolder(out).config(), overrides)
+    elif words or not resume:
         if not names:
             raise PskdError("which recipe? for example: pskd train digits (pskd recipes ls lists them)")
         own_file = names[0].endswith((".yaml", ".yml"))

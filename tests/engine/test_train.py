@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import metrics_of, small
+from helpers import metrics_of, pskd, small
 from safetensors.torch import load_file
 from torch import nn
 
@@ -86,16 +86,34 @@ def test_the_best_epoch_is_chosen_on_the_validation_split(tmp_path: Path) -> Non
     assert result["epoch"] == 4
 
 
-def test_a_bank_of_other_data_is_refused(tmp_path: Path) -> None:
-    """Rows are tied to the samples: a checkpoint for other samples cannot be resumed."""
-    out = tmp_path / "run"
-    config = small("train.save_every=1 epoch", "epochs=1")
-    train(config, out)
+@pytest.mark.parametrize("method", ["hard", "ps_kd"])
+def test_other_data_is_refused(method: str, tmp_path: Path) -> None:
+    out, words = tmp_path / "run", [f"method={method}", "train.save_every=1 epoch", "epochs=1"]
+    train(small(*words), out)
     (out / "result.json").unlink()
-    other = small("train.save_every=1 epoch", "epochs=1", "data.per_class=21")
-    (out / "config.yaml").write_text(other.to_yaml())
-    with pytest.raises(PskdError, match="another or a reordered data set"):
+    (out / "config.yaml").write_text(small(*words, "data.per_class=21").to_yaml())
+    with pytest.raises(PskdError, match="is another or a reordered one now"):
         train(None, out, resume=True)
+
+
+def test_data_that_was_moved_is_found_by_a_resumed_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pixels, labels = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 2
+    arrays = {
+        f"{split}_{part}": a for split in ("train", "test") for part, a in (("images", pixels), ("labels", labels))
+    }
+    np.savez(tmp_path / "here.npz", **arrays)
+    here, out = tmp_path / "here.npz", tmp_path / "run"
+    train(small("data=npz", f"data.root={here}", "data.per_class=null", "epochs=1", "train.save_every=1 epoch"), out)
+    (out / "result.json").unlink()
+    here.rename(tmp_path / "there.npz")
+    resume, moved = ("train", "--resume", "--out", str(out)), f"data.root={tmp_path / 'there.npz'}"
+    code, _, said = pskd(capfd, *resume)
+    assert (code, str(here) in said) == (2, True)
+    code, _, said = pskd(capfd, *resume, moved, "optim.lr=7")
+    assert (code, "belongs to another configuration (optim.lr" in said) == (2, True)
+    assert str(here) in (out / "config.yaml").read_text()
+    code, _, said = pskd(capfd, *resume, moved, "train.threads=1")
+    assert (code, str(here) in (out / "config.yaml").read_text()) == (0, False)
 
 
 def test_a_finished_run_is_not_run_again(undisturbed: Callable[..., Path]) -> None:

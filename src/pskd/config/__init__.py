@@ -4,7 +4,7 @@
 own. `resolve.py` makes one configuration of a recipe and `key=value` overrides.
 """
 
-from pskd.config.base import Interval, OptimConfig, Section
+from pskd.config.base import PLACES, Interval, OptimConfig, Section
 from pskd.config.methods import (
     METHODS,
     CSKDConfig,
@@ -13,11 +13,12 @@ from pskd.config.methods import (
     PSKDConfig,
     TFKDConfig,
 )
-from pskd.config.resolve import TASKS, describe, differences, flat, read_yaml, resolve, validated
+from pskd.config.resolve import TASKS, changed, describe, differences, flat, read_yaml, resolve, validated
 from pskd.config.run import Config
 
 __all__ = [
     "METHODS",
+    "PLACES",
     "TASKS",
     "CSKDConfig",
     "Config",
@@ -28,6 +29,7 @@ __all__ = [
     "PSKDConfig",
     "Section",
     "TFKDConfig",
+    "changed",
     "describe",
     "differences",
     "flat",

@@ -14,6 +14,12 @@ Positive = Annotated[float, Field(gt=0)]
 Option = bool | int | float | str | None
 NotNegative = Annotated[float, Field(ge=0)]
 
+# Settings that say where and how a run is made, not what is learnt: a run can be resumed with others.
+PLACES = frozenset(
+    {"recipe", "data.root", "data.download", "data.workers", "model.backbone"}
+    | {f"train.{name}" for name in ("device", "threads", "save_every", "keep_last", "trackers")}
+)
+
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -59,6 +59,14 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = (), *, name: s
     return validated(tree)
 
 
+def changed(config: Config, overrides: Iterable[str]) -> Config:
+    """A resolved configuration with `key.sub=value` overrides on top."""
+    tree = config.model_dump(mode="json")
+    for override in overrides:
+        _merge(tree, _override(override))
+    return validated(tree)
+
+
 def validated(tree: Mapping[str, Any]) -> Config:
     """A configuration from plain data; what is wrong is said in one line."""
     task = tree.get("task", DEFAULT_TASK)

@@ -65,9 +65,7 @@ def train(
     run = RunFolder(out)
     if int(os.environ.get("RANK", "0")) == 0:
         config = run.claim(config, resume=resume)
-    elif resume and run.config_file.exists():
-        config = run.config()
-    assert config is not None
+    config = config or run.config()
     try:
         if resume and run.result_file.exists():
             return run.result()
@@ -84,6 +82,7 @@ class Trainer:
     def __init__(self, config: Config, task: Task, run: RunFolder, accelerator: Accelerator) -> None:
         self.config, self.task, self.run, self.accelerator = config, task, run, accelerator
         self.settings = config.train
+        self.data = task.fingerprint
         self.device = accelerator.device
         self.group = Group()
         if self.settings.threads is not None:
@@ -124,12 +123,12 @@ class Trainer:
     def fit(self, after_epoch: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         notes: list[str] = []
         if self.group.leader:
-            self.run.begin(self.config)
             self.checkpoints.clean()
         if (newest := self.checkpoints.newest(notes.append)) is not None:
             self.load(newest)
             notes.append(f"resuming at epoch {self.epoch + 1}, step {self.step}")
         if self.group.leader:
+            self.run.begin(self.config)
             self.run.keep_metrics(self.epoch)
             self.history.cut(self.epoch)
         self.group.barrier()
@@ -284,6 +283,7 @@ class Trainer:
             "skipped": self.skipped,
             "skips_in_a_row": self.skips_in_a_row,
             "best": self.best,
+            "data": self.data,
             "epoch_seconds": self.epoch_seconds,
             "world": group.world,
             "begun": [list(stretch) for stretch in (*group.begun, Begun(self.step, group.hosts))],
@@ -322,6 +322,8 @@ class Trainer:
         group, here = self.group, checkpoint.load(folder, "progress")
         if here["epoch"] * self.steps_per_epoch + here["step"] != int(folder.name):
             raise PskdError("it is of another step, or of a run with other steps")
+        if here["data"] != self.data:
+            raise PskdError(f"the training data of {self.run.path} is another or a reordered one now: bring it back")
         self.epoch, self.step, self.best = here["epoch"], here["step"], here["best"]
         self.skipped, self.skips_in_a_row = here["skipped"], here["skips_in_a_row"]
         self.epoch_seconds, self.seconds_before = here["epoch_seconds"], here["seconds"]

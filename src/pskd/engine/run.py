@@ -39,7 +39,7 @@ class RunFolder:
         self._lock: int | None = None
 
     def claim(self, config: Config | None, *, resume: bool) -> Config:
-        """Take the folder for writing; returns the configuration to run, which is the stored one when resuming."""
+        """Take the folder for writing; returns the configuration to run, by default the stored one when resuming."""
         with kind_errors("run folder"):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -52,19 +52,21 @@ class RunFolder:
             raise PskdError(f"{self.path} has no config.yaml to resume from: name the recipe too, or check --out")
         if stored is not None and not resume:
             raise PskdError(f"{self.path} already holds a run: add --resume to continue it, or choose another --out")
-        if stored is not None and config is not None and (changed := configuration.differences(stored, config)):
-            raise PskdError(
-                f"{self.path} belongs to another configuration ({changed[0]} here"
-                + (f", and {len(changed) - 1} more" if changed[1:] else "")
-                + "): leave the settings out to resume it, or choose another --out"
-            )
-        chosen = stored or config
+        if stored is not None and config is not None:
+            differences = configuration.differences(stored, config)
+            if changed := [line for line in differences if line.partition(":")[0] not in configuration.PLACES]:
+                raise PskdError(
+                    f"{self.path} belongs to another configuration ({changed[0]} here"
+                    + (f", and {len(changed) - 1} more" if changed[1:] else "")
+                    + "): leave the settings out to resume it, or choose another --out"
+                )
+        chosen = config or stored
         assert chosen is not None
         return chosen
 
     def begin(self, config: Config) -> None:
         """Everything is ready to train: from here on the folder holds this run."""
-        if not self.config_file.exists():
+        if not self.config_file.exists() or self.config() != config:
             write_atomic(self.config_file, config.to_yaml())
 
     def release(self) -> None:

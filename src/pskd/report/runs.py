@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pskd.config import Config, differences, flat
+from pskd.config import PLACES, Config, differences, flat
 from pskd.engine import history
 from pskd.engine.run import RunFolder
 from pskd.errors import PskdError
@@ -21,11 +21,8 @@ from pskd.report.ensemble import Predictions
 from pskd.study.cells import Cell, Paper, Show, Study, is_study
 
 MOST_SETTINGS = 3  # in the name of a row
-# Settings that say where and how a run was made, not what was learnt.
-PLACES = frozenset(
-    {"data.root", "data.download", "data.workers", "method.path", "method.teacher", "model.backbone", "recipe"}
-    | {f"train.{name}" for name in ("seed", "device", "threads", "save_every", "keep_last", "trackers", "history")}
-)
+# Settings in which the runs of a row may differ.
+APART = PLACES | {"method.path", "method.teacher", "train.seed", "train.history"}
 
 
 class Scores(NamedTuple):
@@ -160,7 +157,7 @@ def _of_study(study: Study) -> Collection:
         Row(
             {axis: label for axis, label in cell.labels.items() if axis != "seed"},
             runs,
-            [line for line in differences(cell.as_published, cell.config) if line.partition(":")[0] not in PLACES],
+            [line for line in differences(cell.as_published, cell.config) if line.partition(":")[0] not in APART],
         )
         for cell, runs in rows.values()
     ]
@@ -170,7 +167,7 @@ def _of_study(study: Study) -> Collection:
 def _of_runs(title: str, runs: Sequence[Run]) -> Collection:
     """Runs that differ only in their seeds are one row, named by the settings that vary, or by its first folder."""
     settings = [flat(run.config.model_dump(mode="json")) for run in runs]
-    keys = [key for key in {key: None for tree in settings for key in tree} if key not in PLACES]
+    keys = [key for key in {key: None for tree in settings for key in tree} if key not in APART]
     varying = [key for key in keys if len({str(tree[key]) for tree in settings if key in tree}) > 1]
     rows: dict[tuple[str, ...], list[Run]] = {}
     for run, tree in zip(runs, settings, strict=True):
