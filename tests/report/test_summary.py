@@ -44,6 +44,11 @@ def test_mean_deviation_and_best() -> None:
     assert table.notes[-1] == "Top-1 err (%): nrefs:1|case:mixed."
 
 
+def test_a_row_alone_is_compared_with_nothing() -> None:
+    assert compare(collection(row("CE", [20.0, 21.0, 22.0]))).notes[0] == "Mean ± standard deviation over seeds."
+    assert len(compare(collection(row("CE", [20.0, 21.0, 22.0]))).notes) == 2  # and the signature
+
+
 def test_one_seed_has_no_deviation_and_proves_nothing() -> None:
     table = compare(collection(row("CE", [20.0]), row("PS-KD", [1.0])))
     assert table.frames["ResNet"][1].entries[0] == (1.0, None, True, False, None)

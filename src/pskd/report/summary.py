@@ -202,8 +202,11 @@ def _notes(collection: Collection, frames: Mapping[str, Sequence[Line]], ensembl
     notes = []
     if ensembles and any(entry is None for line in lines for entry in line.entries):
         notes.append("- no ensemble: the row's runs were tested on different data.")
-    if not ensembles:
-        notes.append("Mean ± standard deviation over seeds; the best mean of a group is bold.")
+    compared = any(len(members) > 1 for members in frames.values())
+    said = [] if ensembles else ["mean ± standard deviation over seeds"]
+    said += ["the best of a group is bold"] if compared else []
+    notes += [f"{'; '.join(said).capitalize()}."] if said else []
+    if not ensembles and compared:
         if any(entry.significant for line in lines for entry in line.entries if entry):
             notes.append(
                 f"† differs from the group's first row (paired t-test over seeds, {LEVEL:.0%}, Holm's correction)."
