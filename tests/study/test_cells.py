@@ -57,12 +57,13 @@ def test_a_need_can_be_a_run_of_another_recipe() -> None:
     needed, own = cells(
         "digits:data.num_classes=3",
         "epochs=7",
-        axes={"trunk": {"plain": {"method": "tf_kd", "method.teacher": trunk}}},
+        axes={"trunk": {"plain": {"method": "tf_kd", "method.teacher": trunk}}, "seed": [5]},
     )
     assert needed.config.recipe == "fashion_mnist"
     assert needed.config.data.per_class is None  # type: ignore[attr-defined]
     assert [cell.config.data.num_classes for cell in (needed, own)] == [None, 3]  # type: ignore[attr-defined]
     assert needed.config.train.epochs == own.config.train.epochs == 7
+    assert needed.config.train.seed == own.config.train.seed == 5
     assert own.needs == (needed.key,)
 
 

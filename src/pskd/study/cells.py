@@ -55,7 +55,7 @@ class StudyFile(Section):
     """`axes` are lists of a setting's values, or labels with the settings that each stands for.
 
     The value of a setting can be `{cell: {key: value, ...}}`: the folder of the run that has the same settings with
-    these changes or, if they name a recipe, of that recipe's run with these settings. `prune` gives up a run whose
+    these changes or, if they name a recipe, of that recipe's run with these settings and the same seed. `prune` gives up a run whose
     validation metric is worse than the median of those before it, after a third of its epochs.
     """
 
@@ -188,7 +188,8 @@ def _add(cells: dict[str, Cell], settings: Settings, words: Sequence[str], label
     for setting, value in list(settings.items()):
         if isinstance(value, Mapping) and set(value) == {"cell"}:
             changes = value["cell"]
-            own = {} if "recipe" in changes else {key: kept for key, kept in settings.items() if key != setting}
+            shared = {"seed"} if "recipe" in changes else settings.keys() - {setting}
+            own = {key: kept for key, kept in settings.items() if key in shared}
             needs.append(_add(cells, _changed(own, changes), words, {}))
             settings[setting] = CELL + needs[-1]
     recipe = settings.pop("recipe", None)
