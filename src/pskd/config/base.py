@@ -17,7 +17,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 # Settings that say where and how a run is made, not what is learnt: a run can be resumed with others.
 PLACES = frozenset(
     {"recipe", "data.root", "data.download", "data.workers", "model.backbone"}
-    | {f"train.{name}" for name in ("device", "threads", "save_every", "keep_last", "trackers")}
+    | {f"train.{name}" for name in ("device", "threads", "shard", "save_every", "keep_last", "trackers")}
 )
 
 
@@ -96,6 +96,7 @@ class TrainConfig(Section):
     that others use: threads wait for each other in every operation. `on_nonfinite` is what a loss of NaN or infinity
     does: stop the run, or skip the step (each step then waits for the device). `save_every` is a number of epochs,
     minutes or steps between checkpoints; `auto` is 2 minutes, or more where they would take over 1% of the time.
+    `shard` spreads weights, gradients and optimizer state over the processes (FSDP) instead of copying them to each.
     `history` records the probabilities of every training sample in every epoch, 5 bytes each, of up to 5 million.
     """
 
@@ -111,6 +112,7 @@ class TrainConfig(Section):
     average: Count = 1
     channels_last: bool = True
     compile: bool = False
+    shard: bool = False
     save_every: str = "auto"
     keep_last: Count = 2
     history: bool = True

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 from pskd import tasks
 from pskd.checks import ValueChecks
 from pskd.config import Config, flat
-from pskd.engine import build, checkpoint, weights
+from pskd.engine import build, checkpoint, sharding, weights
 from pskd.engine.checkpoint import Checkpoints
 from pskd.engine.distributed import CONTINUE, SAVE, STOP, Group, lost_processes, restart_count
 from pskd.engine.files import kind_errors, write_atomic, write_json
@@ -69,6 +69,7 @@ def train(
     try:
         if resume and run.result_file.exists():
             return run.result()
+        sharding.check(config)
         task = tasks.create(config)
         with build.accelerator(config, out) as devices, kind_errors("writing"), lost_processes(out):
             return Trainer(config, task, run, devices).fit(after_epoch)
@@ -89,10 +90,14 @@ class Trainer:
             torch.set_num_threads(self.settings.threads)
         torch.manual_seed(self.settings.seed)
         model = task.model().to(self.device)
-        if self.settings.channels_last:
+        shards = self.group.even = self.settings.shard and self.group.active
+        if shards:
+            sharding.shard(model, self.device, self.group.world)
+        elif self.settings.channels_last:
             model = model.to(memory_format=torch.channels_last)
         self.optimizer = accelerator.prepare_optimizer(build.optimizer(model, config.optim))
-        self.model = accelerator.prepare_model(torch.compile(model) if self.settings.compile else model)
+        compiled = torch.compile(model) if self.settings.compile else model
+        self.model = accelerator.prepare_model(compiled, evaluation_mode=shards)  # not a whole copy in each process
         first = task.plan(0, self.group)
         self.steps_per_epoch = len(first)
         self.counted = sum(step.total for step in first)  # samples or tokens of an epoch
@@ -228,8 +233,7 @@ class Trainer:
             record[split] = metrics
             if split == "val" and (self.best is None or METRICS[by].better(metrics[by], self.best["val"][by])):
                 self.best = {"epoch": self.epoch + 1, "val": metrics}
-                if self.group.leader:
-                    weights.save(self.weights, self.run.best_model_file, self.task.metadata())
+                weights.save(self.weights, self.run.best_model_file, self.task.metadata(), self.group)
         record["seconds"] = seconds
         self.epoch_seconds.append(seconds)
         self.epoch, self.step, self.seconds_before, self.group.begun = self.epoch + 1, 0, 0.0, ()
@@ -258,8 +262,7 @@ class Trainer:
             validation = self.task.evaluate(self.weights, "val", self.device, self.group)
             result["val"] = validation.metrics
             predictions = predictions | {f"val_{name}": array for name, array in validation.predictions.items()}
-        if self.group.leader:
-            weights.save(self.weights, self.run.model_file, self.task.metadata())
+        weights.save(self.weights, self.run.model_file, self.task.metadata(), self.group)
         if self.best is not None:
             self.group.barrier()
             weights.load(self.weights, self.run.best_model_file)
@@ -295,12 +298,14 @@ class Trainer:
         parts: dict[str, Any] = {f"process-{group.rank}": own}
         if group.host_leader and group.host < self.method.shards:
             parts[f"method-{group.host}"] = self.method.state_dict()
-        recorded = self.history.state(group)
+        shared = {
+            "history": self.history.state(group),
+            "model": sharding.whole(self.weights.state_dict()),
+            "optimizer": sharding.whole(self.optimizer.state_dict()),
+        }
         if group.leader:
-            parts["history"] = recorded
+            parts |= shared
             parts["progress"] = here
-            parts["model"] = self.weights.state_dict()
-            parts["optimizer"] = self.optimizer.state_dict()
             if self.average is not None:
                 parts["average"] = self.average.state_dict()
             if self.accelerator.scaler is not None:
@@ -327,8 +332,8 @@ class Trainer:
         self.epoch, self.step, self.best = here["epoch"], here["step"], here["best"]
         self.skipped, self.skips_in_a_row = here["skipped"], here["skips_in_a_row"]
         self.epoch_seconds, self.seconds_before = here["epoch_seconds"], here["seconds"]
-        self.weights.load_state_dict(checkpoint.load(folder, "model"))
-        self.optimizer.load_state_dict(checkpoint.load(folder, "optimizer"))
+        sharding.load_model(self.weights, checkpoint.load(folder, "model"))
+        sharding.load_optimizer(self.optimizer, checkpoint.load(folder, "optimizer"))
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(checkpoint.load(folder, "scaler"))
         for shard in checkpoint.shards(folder, "method"):

@@ -11,16 +11,24 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from pskd.engine import sharding
+from pskd.engine.distributed import Group
 from pskd.engine.files import to_disk
 from pskd.errors import PskdError
 
 _KEY = "pskd"
 
 
-def save(model: nn.Module, path: Path, metadata: dict[str, Any]) -> None:
-    """Write the model's weights and ``metadata`` atomically."""
-    beside = path.with_name(f".{path.name}.writing")
-    safetensors.torch.save_model(model, str(beside), metadata={_KEY: json.dumps(metadata)})
+def save(model: nn.Module, path: Path, metadata: dict[str, Any], group: Group) -> None:
+    """Write the model's weights and ``metadata`` atomically; all processes have to call it, the leader writes."""
+    state = sharding.whole(model.state_dict()) if sharding.is_spread(model) else None
+    if not group.leader:
+        return
+    beside, about = path.with_name(f".{path.name}.writing"), {_KEY: json.dumps(metadata)}
+    if state is None:
+        safetensors.torch.save_model(model, str(beside), metadata=about)  # which stores weights that are tied once
+    else:
+        safetensors.torch.save_file(state, str(beside), metadata=about)
     beside.chmod(0o644)  # safetensors makes it private
     to_disk(beside)
     beside.replace(path)
@@ -30,7 +38,10 @@ def save(model: nn.Module, path: Path, metadata: dict[str, Any]) -> None:
 def load(model: nn.Module, path: Path) -> None:
     """Read weights into ``model``."""
     try:
-        safetensors.torch.load_model(model, str(path))
+        if sharding.is_spread(model):
+            sharding.load_model(model, safetensors.torch.load_file(str(path)))
+        else:
+            safetensors.torch.load_model(model, str(path))
     except (OSError, RuntimeError, SafetensorError) as error:
         raise PskdError(f"{path} does not fit this model, or is damaged: {str(error).splitlines()[0]}") from error
 

@@ -55,8 +55,8 @@ class StudyFile(Section):
     """`axes` are lists of a setting's values, or labels with the settings that each stands for.
 
     The value of a setting can be `{cell: {key: value, ...}}`: the folder of the run that has the same settings with
-    these changes or, if they name a recipe, of that recipe's run with these settings and the same seed. `prune` gives up a run whose
-    validation metric is worse than the median of those before it, after a third of its epochs.
+    these changes or, if they name a recipe, of that recipe's run with these settings and the same seed. `prune` gives
+    up a run whose validation metric is worse than the median of those before it, after a third of its epochs.
     """
 
     about: str
