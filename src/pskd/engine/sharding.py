@@ -32,6 +32,8 @@ def check(config: Config) -> None:
         problem = "a snapshot is a whole copy of the model, take method.memory=bank"
     elif config.train.average > 1 or config.train.compile:
         problem = "train.average and train.compile want the whole model"
+    elif config.train.precision == "fp16":
+        problem = "processes would scale their parts of the gradients differently, take train.precision=bf16"
     if problem is not None:
         raise PskdError(f"train.shard=true: {problem}")
 
