@@ -220,8 +220,9 @@ def reliability(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) 
 
 def curves(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -> Iterator[Figure]:
     """Training loss, metrics and alpha_t over the epochs; the band goes from the lowest to the highest seed."""
-    titles = {"train_loss": "Training loss", "alpha_t": "alpha_t"}
-    titles |= {name: metric.title for name, metric in METRICS.items() if metric.line is not None}
+    split = "val" if any("val" in record for row in rows for run in row.runs for record in run.epochs) else "test"
+    titles = {"train_loss": "training loss", "alpha_t": "alpha_t"}
+    titles |= {name: f"{split} {metric.title}" for name, metric in METRICS.items() if metric.line is not None}
     for name, title in titles.items():
         lines = {row.short: line for row in rows if (line := _over_epochs(row, name)) is not None}
         if not lines:
@@ -239,7 +240,7 @@ def curves(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -> It
         yield Figure(
             "curves",
             f"curve-{name.replace('_', '-')}{suffix}",
-            _titled(f"{title} over the epochs", frame),
+            _titled(f"{title[0].upper()}{title[1:]} over the epochs", frame),
             f"In the last one: {last}.",
             draw,
         )
