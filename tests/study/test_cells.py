@@ -72,6 +72,7 @@ def test_keys_follow_the_settings_and_nothing_else() -> None:
     assert [cell.key for cell in cells()] == keys
     assert {cell.key for cell in cells("seed=0,1,2")} > set(keys)
     assert set(keys).isdisjoint(cell.key for cell in cells("optim.lr=0.2"))
+    assert [cell.key for cell in cells("train.threads=3", "train.save_every=1 epoch")] == keys
     other = dict(FILE["axes"], method={"plain": {"method": "hard"}})  # type: ignore[call-overload]
     assert {cell.key for cell in cells(axes=other)} < set(keys)
 

@@ -4,7 +4,7 @@
 own. `resolve.py` makes one configuration of a recipe and `key=value` overrides.
 """
 
-from pskd.config.base import PLACES, Interval, OptimConfig, Section
+from pskd.config.base import HOW, PLACES, Interval, OptimConfig, Section
 from pskd.config.methods import (
     METHODS,
     CSKDConfig,
@@ -17,6 +17,7 @@ from pskd.config.resolve import TASKS, changed, describe, differences, flat, rea
 from pskd.config.run import Config
 
 __all__ = [
+    "HOW",
     "METHODS",
     "PLACES",
     "TASKS",

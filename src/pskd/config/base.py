@@ -14,11 +14,13 @@ Positive = Annotated[float, Field(gt=0)]
 Option = bool | int | float | str | None
 NotNegative = Annotated[float, Field(ge=0)]
 
-# Settings that say where and how a run is made, not what is learnt: a run can be resumed with others.
-PLACES = frozenset(
-    {"recipe", "data.root", "data.download", "data.workers", "model.backbone"}
+# Settings that say how a run is made, and those that say where its parts are, not what is learnt: a run can be resumed
+# with others.
+HOW = frozenset(
+    {"data.download", "data.workers"}
     | {f"train.{name}" for name in ("device", "threads", "shard", "save_every", "keep_last", "trackers")}
 )
+PLACES = HOW | {"recipe", "data.root", "model.backbone"}
 
 
 class Section(BaseModel):

@@ -1,7 +1,8 @@
 """A study: a YAML file that says which runs to make, what each needs, and what to show of them.
 
-Each combination of its axes' values is a cell. A cell is keyed by the hash of its resolved configuration, which names
-its run folder: so a study that grows runs only what is new, and studies in one folder share runs.
+Each combination of its axes' values is a cell. A cell is keyed by the hash of its resolved configuration, without what
+says how to run it (`config.HOW`). The key names its run folder: so a study that grows runs only what is new, and
+studies in one folder share runs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from pskd import recipes
-from pskd.config import Config, Section, read_yaml, resolve, validated
+from pskd.config import HOW, Config, Section, flat, read_yaml, resolve, validated
 from pskd.engine.files import kind_errors, write_atomic
 from pskd.errors import PskdError
 
@@ -73,7 +74,7 @@ class Cell:
     """One run of a study.
 
     Args:
-        key: hash of the configuration; names the run folder.
+        key: hash of what the configuration says about the result; names the run folder.
         config: resolved; the folder of a run that it needs stands in it as `cell:KEY`.
         needs: keys of the cells that must have finished before.
         labels: the axes' values that make it; empty for a run that is there only because others need it.
@@ -200,8 +201,8 @@ def _add(cells: dict[str, Cell], settings: Settings, words: Sequence[str], label
     asked = [word for word in words if ":" not in word.partition("=")[0]]
     asked += [word.removeprefix(f"{recipe}:") for word in words if word.startswith(f"{recipe}:")]
     config = resolve(tree, [*planned, *asked], name=recipe)
-    digest = hashlib.blake2b(json.dumps(config.model_dump(mode="json"), sort_keys=True).encode(), digest_size=6)
-    key = digest.hexdigest()
+    learnt = {name: value for name, value in flat(config.model_dump(mode="json")).items() if name not in HOW}
+    key = hashlib.blake2b(json.dumps(learnt, sort_keys=True).encode(), digest_size=6).hexdigest()
     if key not in cells or (labels and not cells[key].labels):
         # A cell that others needed before its own turn came keeps its place.
         cells[key] = Cell(key, config, tuple(needs), labels, resolve(tree, planned, name=recipe))
