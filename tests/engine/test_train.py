@@ -92,7 +92,7 @@ def test_other_data_is_refused(method: str, tmp_path: Path) -> None:
     train(small(*words), out)
     (out / "result.json").unlink()
     (out / "config.yaml").write_text(small(*words, "data.per_class=21").to_yaml())
-    with pytest.raises(PskdError, match="is another or a reordered one now"):
+    with pytest.raises(PskdError, match="its training data is another or a reordered one now"):
         train(None, out, resume=True)
 
 
@@ -114,6 +114,18 @@ def test_data_that_was_moved_is_found_by_a_resumed_run(tmp_path: Path, capfd: py
     assert str(here) in (out / "config.yaml").read_text()
     code, _, said = pskd(capfd, *resume, moved, "train.threads=1")
     assert (code, str(here) in (out / "config.yaml").read_text()) == (0, False)
+
+
+def test_a_teacher_may_move_but_not_change(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        train(small("method=hard", f"seed={seed}", "epochs=1"), tmp_path / f"teacher-{seed}")
+    words = ["method=tf_kd", "epochs=1", "train.save_every=1 epoch"]
+    train(small(*words, f"method.teacher={tmp_path / 'teacher-0'}"), tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    with pytest.raises(PskdError, match="or its teacher is another"):
+        train(small(*words, f"method.teacher={tmp_path / 'teacher-1'}"), tmp_path / "run", resume=True)
+    (tmp_path / "teacher-0").rename(tmp_path / "moved")
+    train(small(*words, f"method.teacher={tmp_path / 'moved'}"), tmp_path / "run", resume=True)
 
 
 def test_a_finished_run_is_not_run_again(undisturbed: Callable[..., Path]) -> None:

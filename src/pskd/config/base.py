@@ -20,7 +20,7 @@ HOW = frozenset(
     {"data.download", "data.workers"}
     | {f"train.{name}" for name in ("device", "threads", "shard", "save_every", "keep_last", "trackers")}
 )
-PLACES = HOW | {"recipe", "data.root", "model.backbone"}
+PLACES = HOW | {"recipe", "data.root", "model.backbone", "method.teacher"}
 
 
 class Section(BaseModel):

@@ -83,7 +83,7 @@ class Trainer:
     def __init__(self, config: Config, task: Task, run: RunFolder, accelerator: Accelerator) -> None:
         self.config, self.task, self.run, self.accelerator = config, task, run, accelerator
         self.settings = config.train
-        self.data = task.fingerprint
+        self.sources = task.sources
         self.device = accelerator.device
         self.group = Group()
         if self.settings.threads is not None:
@@ -286,7 +286,7 @@ class Trainer:
             "skipped": self.skipped,
             "skips_in_a_row": self.skips_in_a_row,
             "best": self.best,
-            "data": self.data,
+            "sources": self.sources,
             "epoch_seconds": self.epoch_seconds,
             "world": group.world,
             "begun": [list(stretch) for stretch in (*group.begun, Begun(self.step, group.hosts))],
@@ -327,8 +327,11 @@ class Trainer:
         group, here = self.group, checkpoint.load(folder, "progress")
         if here["epoch"] * self.steps_per_epoch + here["step"] != int(folder.name):
             raise PskdError("it is of another step, or of a run with other steps")
-        if here["data"] != self.data:
-            raise PskdError(f"the training data of {self.run.path} is another or a reordered one now: bring it back")
+        if here["sources"] != self.sources:
+            raise PskdError(
+                f"{self.run.path} cannot go on: its training data is another or a reordered one now, or its teacher is"
+                " another; bring back what it began with"
+            )
         self.epoch, self.step, self.best = here["epoch"], here["step"], here["best"]
         self.skipped, self.skips_in_a_row = here["skipped"], here["skips_in_a_row"]
         self.epoch_seconds, self.seconds_before = here["epoch_seconds"], here["seconds"]

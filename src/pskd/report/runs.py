@@ -22,7 +22,7 @@ from pskd.study.cells import Cell, Paper, Show, Study, is_study
 
 MOST_SETTINGS = 3  # in the name of a row
 # Settings in which the runs of a row may differ.
-APART = PLACES | {"method.path", "method.teacher", "train.seed", "train.history"}
+APART = PLACES | {"method.path", "train.seed", "train.history"}
 
 
 class Scores(NamedTuple):

@@ -54,6 +54,11 @@ class Task(ABC):
     selects_by: str  # the metric of `metrics.catalogue` that chooses the best epoch on the validation split
     notes: Sequence[str] = ()  # what the log shall say of data and model; the screen shows the first line
 
+    @property
+    def sources(self) -> str:
+        """Identity of all that a training reads: its data, and its teacher if it has one."""
+        return self.fingerprint
+
     @abstractmethod
     def model(self) -> nn.Module:
         """The model, freshly initialised."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,6 +77,15 @@ class Classification(Task):
         self.partners = None
         if isinstance(config.method, CSKDConfig):
             self.partners = SameClassPartners(self.data.train.labels, config.train.seed)
+
+    @property
+    def sources(self) -> str:
+        if self.teacher is None:
+            return self.fingerprint
+        digest = hashlib.blake2b(self.fingerprint.encode(), digest_size=16)
+        for tensor in self.teacher.state_dict().values():
+            digest.update(tensor.cpu().flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     def model(self) -> nn.Module:
         settings = self.config.model
