@@ -24,6 +24,7 @@ MARKERS = "osD^vPX*<>"
 INK = "#010203"  # stands for the page's own text colour
 POINTS, LINES = 150, 10  # of a curve, and in a frame
 FRAMES = 6  # of a collection that have figures
+FEW = 0.05  # of the samples: a single wrong one among them would press a risk-coverage curve flat
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "pskd",
@@ -164,12 +165,14 @@ def risk_coverage(rows: Sequence[Row], frame: str, suffix: str, palette: Palette
         return
 
     def draw(axes: Any) -> None:
+        highest = 0.01
         for row, scores in scored:
             curve = functional.risk_coverage_curve_from(*scores)
+            highest = max(highest, float(curve.risk[curve.coverage >= FEW].max()))
             take = torch.linspace(0, len(curve.risk) - 1, min(POINTS, len(curve.risk))).long()
             style = palette(row.short) | {"marker": None}
             axes.plot(curve.coverage[take], 100 * curve.risk[take], label=row.short, **style)
-        axes.set(xlabel="coverage", ylabel="error of what is covered (%)", xlim=(0, 1), ylim=(0, None))
+        axes.set(xlabel="coverage", ylabel="error of what is covered (%)", xlim=(0, 1), ylim=(0, 105 * highest))
 
     alt = f"Error rate among the most confident samples, over their share. AURC x 1000: {_said(rows, 'aurc')}."
     yield Figure("risk_coverage", f"risk-coverage{suffix}", _titled("Risk and coverage", frame), alt, draw)
