@@ -42,6 +42,7 @@ KINDS = {
     "two hosts, dense bank": (1, 2, ("train.accumulate=2",)),
 }
 LONGEST_END = 20  # seconds that the processes have to end in after one of them was killed
+MOST_STEPS = 10  # that a run may take between two kills
 
 
 def tiny(*overrides: str) -> Config:
@@ -88,15 +89,19 @@ class Storm:
         return self.seen
 
     def _wait_for_the_moment(self, children: list[int]) -> None:
-        """A random instant, or one within a checkpoint's writing."""
+        """A random instant, or one within a checkpoint's writing; soon enough that a fast machine does not finish."""
         deadline = time.monotonic() + self.draw.uniform(0.05, 1.0 * len(children))
+        furthest = self._saved_step() + self.draw.randint(1, MOST_STEPS)
         during_write = self.draw.random() < 1 / 3
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and self._saved_step() < furthest:
             if during_write and any((self.run / "checkpoints").glob(".writing-*")):
                 time.sleep(self.draw.uniform(0, 0.004))
                 self.seen["in a checkpoint's writing"] += 1
                 return
             time.sleep(0.0005 if during_write else 0.01)
+
+    def _saved_step(self) -> int:
+        return max(Checkpoints(self.run / "checkpoints", 2).steps(), default=0)
 
     def _disturb_the_disk(self) -> None:
         checkpoints = Checkpoints(self.run / "checkpoints", 2)

@@ -43,7 +43,7 @@ def test_killed_at_random_moments(world: int, hosts: int, settings: tuple[str, .
     assert [exit_code(child) for child in undisturbed] == [0] * world * hosts
     out = tmp_path / "run"
     storm = Storm(lambda: in_children(lambda: train(config, out, resume=True), world, hosts), out, random.Random(0))
-    assert storm.rage(5)["kills"] >= 2  # a fast machine may finish before the fifth
+    assert storm.rage(5)["kills"] >= 2  # of 42 steps at most 10, and what a kill comes too late, pass between two
     assert equal(out, tmp_path / "undisturbed")
 
 
