@@ -16,6 +16,10 @@ from pskd.errors import PskdError
 from pskd.metrics import functional
 
 
+class Different(PskdError):
+    """Runs that were tested on different data, or know different classes."""
+
+
 class Predictions(NamedTuple):
     """What a run predicted for its test set: probabilities (N, K), labels (N), and what set and classes these are."""
 
@@ -56,9 +60,9 @@ def joined(runs: Sequence[Path]) -> Predictions:
     for run in runs[1:]:
         member = read(run)
         if member.classes != first.classes:
-            raise PskdError(f"{run} has other classes, or another order of them, than {runs[0]}")
+            raise Different(f"{run} has other classes, or another order of them, than {runs[0]}")
         if member.fingerprint != first.fingerprint or not torch.equal(member.labels, first.labels):
-            raise PskdError(f"{run} was tested on another test set than {runs[0]}")
+            raise Different(f"{run} was tested on another test set than {runs[0]}")
         total += member.probs
     return first._replace(probs=total / len(runs))
 

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pskd.errors import PskdError
 from pskd.metrics.catalogue import METRICS
-from pskd.report.ensemble import joined, score
+from pskd.report.ensemble import Different, joined, score
 from pskd.report.runs import Collection, Row
 
 ENOUGH_SEEDS, LEVEL = 3, 0.05  # before a difference is called significant
@@ -188,8 +187,8 @@ def paired_chance(differences: Sequence[float]) -> float:
 def _of_ensemble(row: Row, metrics: Sequence[str]) -> dict[str, list[float]]:
     try:
         mean = score(joined([run.folder.path for run in row.runs]), row.runs[0].config.eval.ece_bins)
-    except PskdError:
-        mean = {}  # its runs were tested on different data
+    except Different:
+        mean = {}
     return {metric: [mean[metric]] if metric in mean else [] for metric in metrics}
 
 
