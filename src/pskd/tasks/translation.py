@@ -244,15 +244,20 @@ def _restored(about: dict[str, Any]) -> Seq2Seq:
 
 def _token_scores(output: Output, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Confidence, whether the likeliest token was the right one, and -log p(label) of every real token."""
-    if isinstance(output, LinearHead):
-        pieces = [(output.part(part).logits(), part.of(labels)) for part in output.parts()]
-    else:
-        pieces = [(output.movedim(1, -1).flatten(0, 1), labels.flatten())]
     scores = []
-    for logits, own in pieces:
+    for logits, own in _in_parts(output, labels):
         real = own != IGNORE_INDEX
         log_probs, own = torch.log_softmax(logits[real].float(), 1), own[real]
         best, token = log_probs.max(1)
         scores.append((best.exp(), token == own, -log_probs.gather(1, own[:, None]).squeeze(1)))
     confidence, correct, nll = (torch.cat(column) for column in zip(*scores, strict=True))
     return confidence, correct, nll
+
+
+def _in_parts(output: Output, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits (n, K) and labels (n) of all positions, those of a head one part after the other."""
+    if isinstance(output, LinearHead):
+        for part in output.parts():
+            yield output.part(part).logits(), part.of(labels)
+    else:
+        yield output.movedim(1, -1).flatten(0, 1), labels.flatten()
