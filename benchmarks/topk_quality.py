@@ -1,18 +1,18 @@
 """Does keeping only the k likeliest classes cost accuracy or calibration? Top-k banks against dense ones.
 
-    python benchmarks/topk_quality.py DATA RUNS [SEED...]
+    python benchmarks/topk_quality.py DATA RUNS --kept 5 --seeds 0 1 2
 
 CIFAR-100 at the laptop scale of results/cifar100-laptop: 20 classes x 100 images, ResNet-8 of width 32, 100 epochs.
 DATA is the folder with the published files. Run folders are made in RUNS, or taken from there where they are finished
 (the dense ones are called ps_kd-SEED, as in the methods' study), so the command can be repeated after a stop. One run
-takes about a quarter of an hour on one thread. Prints the mean over seeds of top-k minus dense for each metric, beside
-the standard deviation of the dense runs.
+takes about a quarter of an hour on one thread. Prints the difference of top-k and dense with the same seed, mean and
+standard deviation over the seeds, beside the mean and standard deviation of the dense runs.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from pskd.metrics.catalogue import METRICS
 from pskd.recipes import read_recipe
 from pskd.report.tables import PAPER_COLUMNS
 
-KEPT = (2, 5, 10)  # of 20 classes
 RECIPE = "cifar100/preact_resnet18"
 
 
@@ -33,27 +32,27 @@ def result(data: str, out: Path, seed: int, *words: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    if len(sys.argv) < 3:
-        sys.exit(__doc__)
-    data, runs, seeds = sys.argv[1], Path(sys.argv[2]), [int(seed) for seed in sys.argv[3:]] or [0, 1, 2]
-    dense = {seed: result(data, runs / f"ps_kd-{seed}", seed) for seed in seeds}
-    topk = {
-        k: {
-            seed: result(data, runs / f"ps_kd-top{k}-{seed}", seed, "method.form=topk", f"method.k={k}")
-            for seed in seeds
-        }
-        for k in KEPT
-    }
-    print(f"{'':<24}" + "".join(f"{METRICS[name].title:>16}" for name in PAPER_COLUMNS))
-    rows = {"dense, mean": [statistics.mean(dense[seed][name] for seed in seeds) for name in PAPER_COLUMNS]}
-    if len(seeds) > 1:
-        rows["dense, deviation"] = [statistics.stdev(dense[seed][name] for seed in seeds) for name in PAPER_COLUMNS]
-    for k, results in topk.items():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="the folder with CIFAR-100's published files")
+    parser.add_argument("runs", type=Path, help="the folder of the run folders")
+    parser.add_argument("--kept", type=int, nargs="+", default=[5], help="k, of 20 classes")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    given = parser.parse_args()
+    if len(given.seeds) < 2:
+        parser.error("--seeds: give at least two, or there is no deviation")
+    dense = [result(given.data, given.runs / f"ps_kd-{seed}", seed) for seed in given.seeds]
+    rows = {"dense": dense}
+    for k in given.kept:
+        words = "method.form=topk", f"method.k={k}"
+        topk = [result(given.data, given.runs / f"ps_kd-top{k}-{seed}", seed, *words) for seed in given.seeds]
         rows[f"top {k} minus dense"] = [
-            statistics.mean(results[seed][name] - dense[seed][name] for seed in seeds) for name in PAPER_COLUMNS
+            {name: own[name] - whole[name] for name in PAPER_COLUMNS} for own, whole in zip(topk, dense, strict=True)
         ]
-    for title, values in rows.items():
-        print(f"{title:<24}" + "".join(f"{value:>16.3f}" for value in values))
+    print(f"{'':<20}" + "".join(f"{METRICS[name].title:>20}" for name in PAPER_COLUMNS))
+    for title, results in rows.items():
+        columns = [[one[name] for one in results] for name in PAPER_COLUMNS]
+        cells = [f"{statistics.mean(column):.3f} +- {statistics.stdev(column):.3f}" for column in columns]
+        print(f"{title:<20}" + "".join(f"{cell:>20}" for cell in cells))
 
 
 if __name__ == "__main__":

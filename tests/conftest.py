@@ -33,7 +33,7 @@ def real_data() -> Path:
     cache.mkdir(exist_ok=True)
     with (cache / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for name in ("cifar100", "multi30k", "iwslt"):
+        for name in ("cifar100", "multi30k", "iwslt", "voc2012"):
             if not (done := cache / f".unpacked-{name}").exists():
                 subprocess.run([sys.executable, str(PACKED), str(cache), name], check=True, capture_output=True)
                 done.touch()

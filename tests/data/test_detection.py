@@ -159,6 +159,22 @@ def test_coco(tmp_path: Path) -> None:
         load("coco", tmp_path, ["none.json"], split)
 
 
+def test_the_real_files(real_data: Path) -> None:
+    published = real_data / "VOCdevkit" / "VOC2012"
+    if not published.is_dir():
+        pytest.skip("VOC2012 is not among the real data")
+    scenes = load("voc", real_data, ["2012/val"], ["2012/val"], test_images=1).train
+    names = (published / "ImageSets" / "Main" / "val.txt").read_text().split()
+    texts = [(published / "Annotations" / f"{name}.xml").read_text() for name in names]
+    assert [Path(name).stem for name in scenes.names] == names
+    assert scenes.offsets.diff().tolist() == [text.count("<object>") for text in texts]
+    assert int(scenes.difficult.sum()) == sum(text.count("<difficult>1<") for text in texts) > 0
+    widths, heights = scenes.sizes[scenes.image_of_object].flip(1).unbind(1)
+    assert (scenes.boxes.min(1).values >= 0).all()
+    assert (scenes.boxes[:, 2] <= widths).all()
+    assert (scenes.boxes[:, 3] <= heights).all()
+
+
 def test_so_many_images_are_drawn_by_the_seed(own: Path) -> None:
     names = [f"n{number}" for number in range(12)]
     write_voc(own, {name: [CAT] * (number % 3) for number, name in enumerate(names)}, suffix=".png")
