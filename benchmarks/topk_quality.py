@@ -21,14 +21,16 @@ from pskd.engine.loop import train
 from pskd.metrics.catalogue import METRICS
 from pskd.recipes import read_recipe
 from pskd.report.tables import PAPER_COLUMNS
+from pskd.study.cells import read_study
 
-RECIPE = "cifar100/preact_resnet18"
+STUDY = read_study("studies/cifar100_small")
 
 
 def result(data: str, out: Path, seed: int, *words: str) -> dict[str, Any]:
-    settings = [f"data.root={data}", "data.num_classes=20", "data.per_class=100", "model=resnet8", "model.width=32"]
-    settings += ["epochs=100", "eval.every=5", f"seed={seed}", "method=ps_kd", *words]
-    return train(resolve(read_recipe(RECIPE), settings, name=RECIPE), out, resume=True)
+    assert STUDY.recipe is not None
+    shared = [f"{name}={value}" for name, value in STUDY.settings.items()]
+    settings = [f"data.root={data}", *shared, f"seed={seed}", "method=ps_kd", *words]
+    return train(resolve(read_recipe(STUDY.recipe), settings, name=STUDY.recipe), out, resume=True)
 
 
 def main() -> None:
