@@ -183,7 +183,15 @@ def test_an_unknown_name_gets_the_nearest():
 
 
 def test_settings_that_cannot_be_met_are_refused(tmp_path: Path):
-    with pytest.raises(PskdError, match=r"data\.image_size=64: .*fixed size"):
+    with pytest.raises(PskdError, match=r"data\.image_size=64: .*take fewer pixels"):
         data.load("digits", image_size=64)
     with pytest.raises(PskdError, match=r"data\.download=true: 'folder' cannot be downloaded"):
         data.load("folder", root=tmp_path, download=True)
+
+
+def test_published_images_can_be_made_smaller():
+    whole, half = data.load("digits"), data.load("digits", image_size=4)
+    assert half.view.size == (4, 4)
+    means = whole.test.images.double().unflatten(3, (4, 2)).unflatten(2, (4, 2)).mean((3, 5))
+    assert (half.test.images - means).abs().max() <= 0.5
+    assert half.train.labels.equal(whole.train.labels)

@@ -42,7 +42,8 @@ def load(
         download: fetch what is missing.
         val_fraction: the part of the training samples that becomes the validation split, drawn after ``per_class``.
         seed: of ``val_fraction`` and ``per_class``; the test set never depends on it.
-        image_size: the side of the model's input, for data whose images differ in size (imagenet, folder); 224.
+        image_size: the side of the model's input: 224 for data whose images differ in size (imagenet, folder); others are
+            as they were published, or made smaller.
         num_classes: keep the first so many classes only.
         per_class: keep so many training samples of each class only.
     """
@@ -50,12 +51,12 @@ def load(
         nearest = difflib.get_close_matches(name, NAMES, n=1)
         hint = f" (did you mean {nearest[0]}?)" if nearest else ""
         raise PskdError(f"data.name={name} is unknown{hint}: take one of {', '.join(NAMES)}")
-    if image_size is not None and name not in _ANY_SIZE:
-        raise PskdError(f"data.image_size={image_size}: the images of '{name}' have a fixed size, leave it out")
     if download and name in _USERS_OWN:
         raise PskdError(f"data.download=true: '{name}' cannot be downloaded, name the data with data.root=...")
 
     data = _load(name, root, download, image_size)
+    if image_size is not None and name not in _ANY_SIZE:
+        data = subsets.smaller(data, image_size)
     if num_classes is not None:
         data = subsets.first_classes(data, num_classes)
     if per_class is not None:

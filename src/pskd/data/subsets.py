@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from pskd.augment.random import uniform
+from pskd.data.image_data import ImageData, in_memory
+from pskd.data.splits import InMemory
 from pskd.errors import PskdError
 
 if TYPE_CHECKING:
-    from pskd.data import ImageData
     from pskd.data.splits import Split
 
 
@@ -31,6 +33,21 @@ def first_classes(data: ImageData, num_classes: int) -> ImageData:
         val=None if data.val is None else keep(data.val),
         test=keep(data.test),
     )
+
+
+def smaller(data: ImageData, image_size: int) -> ImageData:
+    """The data set with square images of ``image_size`` pixels, each the mean of those it covers."""
+    parts = {}
+    for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
+        if split is None:
+            continue
+        assert isinstance(split, InMemory)
+        if image_size > min(split.images.shape[2:]):
+            sides = " x ".join(map(str, split.images.shape[2:]))
+            raise PskdError(f"data.image_size={image_size}: the images of '{data.name}' are {sides}, take fewer pixels")
+        small = F.interpolate(split.images.float(), (image_size, image_size), mode="area")
+        parts[name] = small.round().to(torch.uint8), split.labels
+    return in_memory(data.name, data.classes, **parts)
 
 
 def few_per_class(data: ImageData, per_class: int, seed: int) -> ImageData:
