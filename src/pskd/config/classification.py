@@ -14,8 +14,9 @@ from pskd.config.run import Config
 class DataConfig(base.DataConfig):
     """`name` is digits, cifar10, cifar100, fashion_mnist, imagenet, folder or npz; `root` its folder or file.
 
-    `val_fraction` of the training set becomes the validation split. `image_size` in pixels is that of the model's input; images in memory can only be made smaller.
-    `num_classes` and `per_class` keep the first classes and so many training images of each. `workers` decode files.
+    `val_fraction` of the training set becomes the validation split. `image_size` in pixels is that of the
+    model's input; images of one size can only be made smaller. `num_classes` and `per_class` keep the first classes and
+    so many training images of each. `workers` decode files.
     """
 
     name: str = "digits"
