@@ -30,10 +30,10 @@ from processes import exit_code, in_children
 from safetensors.torch import load_file
 
 from pskd.config import Config, resolve
-from pskd.engine.checkpoint import Checkpoints
 from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.recipes import read_recipe
+from pskd.runs.checkpoint import Checkpoints
 
 KINDS = {
     "one process, dense bank": (1, 1, ()),

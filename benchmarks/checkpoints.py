@@ -20,7 +20,7 @@ from torch import nn
 import pskd
 from pskd.config import OptimConfig
 from pskd.engine import build
-from pskd.engine.checkpoint import Checkpoints
+from pskd.runs.checkpoint import Checkpoints
 
 KINDS = {
     "CIFAR-100, PreAct ResNet-18": ("preact_resnet18", 50_000, 100, {}),

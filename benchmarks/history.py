@@ -15,7 +15,7 @@ from side_by_side import alternate, median
 from step_overhead import BATCH, CLASSES, REPEATS, ROUNDS, SAMPLES
 
 import pskd
-from pskd.engine.history import History
+from pskd.analysis.history import History
 from pskd.targets import Past
 
 

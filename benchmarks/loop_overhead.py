@@ -21,7 +21,7 @@ from pskd.config import Config, resolve
 from pskd.engine.build import accelerator
 from pskd.engine.loop import Trainer
 from pskd.engine.progress import Progress
-from pskd.engine.run import RunFolder
+from pskd.runs.folder import RunFolder
 from pskd.tasks.base import Task
 from pskd.tasks.classification import Classification
 

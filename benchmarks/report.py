@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pskd.engine.distributed import Group
-from pskd.engine.history import History
+from pskd.analysis.history import History
 from pskd.metrics import functional
 from pskd.report.page import report
+from pskd.runs.group import Group
 from pskd.study.cells import Study, StudyFile
 
 MODELS, SEEDS, EPOCHS, TEST, TRAIN, CLASSES = 8, 5, 300, 10_000, 5_000, 100

@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from helpers import small
+
+from pskd.engine.loop import train
 
 torch.set_num_threads(1)
 
@@ -38,3 +42,17 @@ def real_data() -> Path:
                 subprocess.run([sys.executable, str(PACKED), str(cache), name], check=True, capture_output=True)
                 done.touch()
     return cache
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The folder of a run that nobody disturbs, trained once per configuration."""
+    runs: dict[tuple[str, ...], Path] = {}
+
+    def run(*overrides: str) -> Path:
+        if overrides not in runs:
+            runs[overrides] = tmp_path_factory.mktemp("undisturbed") / "run"
+            train(small(*overrides), runs[overrides])
+        return runs[overrides]
+
+    return run

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers import SMALL, pskd
 
-from pskd.engine.run import RunFolder
+from pskd.runs.folder import RunFolder
 
 
 def test_help_loads_no_torch() -> None:

@@ -76,8 +76,8 @@ def train(
 ) -> None:
     """Train a model and evaluate it."""
     from pskd.config import changed, describe, differences, resolve
-    from pskd.engine.run import RunFolder
     from pskd.recipes import read_recipe
+    from pskd.runs.folder import RunFolder
 
     if settings:
         print("\n".join(describe()))
@@ -127,8 +127,8 @@ def evaluate(
 ) -> None:
     """Evaluate a finished run's model again."""
     _need_workbench()
-    from pskd.engine.use import evaluate as evaluate_run
     from pskd.report.tables import result_lines
+    from pskd.use.evaluate import evaluate as evaluate_run
 
     metrics = evaluate_run(run, split, root)
     print(json.dumps(metrics) if as_json else "\n".join(result_lines(metrics)))
@@ -184,7 +184,7 @@ def ensemble(
 ) -> None:
     """Average the predictions of several runs."""
     _need_workbench()
-    from pskd.report.ensemble import ensemble as average
+    from pskd.analysis.ensembles import ensemble as average
     from pskd.report.tables import PAPER_COLUMNS, comparison
 
     results = average(runs, bins)

@@ -16,11 +16,11 @@ from helpers import SMALL, metrics_of, small
 from safetensors.torch import load_file
 from torch import nn
 
-from pskd.engine import checkpoint
-from pskd.engine.checkpoint import Checkpoints
-from pskd.engine.distributed import Group
-from pskd.engine.plan import epoch_plan
 from pskd.methods.hard import Hard
+from pskd.runs import checkpoint
+from pskd.runs.checkpoint import Checkpoints
+from pskd.runs.group import Group
+from pskd.runs.plan import epoch_plan
 from pskd.tasks.classification import Classification
 
 
@@ -96,7 +96,7 @@ def test_the_bank_is_one_and_complete(two_processes: Path) -> None:
 
 
 def test_metrics_are_exact(two_processes: Path) -> None:
-    from pskd.engine.use import evaluate
+    from pskd.use.evaluate import evaluate
 
     result = json.loads((two_processes / "result.json").read_text())
     assert result["processes"] == 2

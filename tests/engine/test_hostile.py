@@ -18,14 +18,14 @@ import torch
 from chaos import tiny
 from helpers import small
 
-from pskd.engine import checkpoint
-from pskd.engine.checkpoint import Checkpoints
+from pskd.analysis.ensembles import read
 from pskd.engine.loop import train
-from pskd.engine.run import RunFolder
-from pskd.engine.use import evaluate
 from pskd.errors import PskdError
 from pskd.memory.bank import PredictionBank
-from pskd.report.ensemble import read
+from pskd.runs import checkpoint
+from pskd.runs.checkpoint import Checkpoints
+from pskd.runs.folder import RunFolder
+from pskd.use.evaluate import evaluate
 
 
 class Hostile:

@@ -18,9 +18,9 @@ from helpers import SMALL, metrics_of
 from processes import exit_code, in_child, in_children
 
 from pskd.cli import main
-from pskd.engine.checkpoint import Checkpoints, load, shards
 from pskd.engine.loop import train
 from pskd.errors import PskdError
+from pskd.runs.checkpoint import Checkpoints, load, shards
 
 KINDS = {
     "bank": (1, 1, ()),

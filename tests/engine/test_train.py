@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pskd.engine.loop import train
-from pskd.engine.use import evaluate
 from pskd.errors import PskdError
 from pskd.methods.base import Loss, Method
 from pskd.metrics import functional
 from pskd.tasks.classification import Classification, Prediction, TrainingBatch, predict
+from pskd.use.evaluate import evaluate
 
 METRICS = ("top1_error", "top5_error", "nll", "ece", "aurc", "e_aurc")
 

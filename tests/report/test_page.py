@@ -11,8 +11,8 @@ from browser import Browser
 from pskd.errors import PskdError
 from pskd.report.figures import FORMATS, Figure, figures
 from pskd.report.page import Section, report
-from pskd.report.runs import Collection, collect
 from pskd.study.cells import Study
+from pskd.study.results import Collection, collect
 
 
 @pytest.fixture(scope="session")

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from pskd.report.ensemble import ensemble
-from pskd.report.runs import Collection, Row, collect
+from pskd.analysis.ensembles import ensemble
 from pskd.report.summary import compare, paired_chance
 from pskd.study.cells import Paper, Study
+from pskd.study.results import Collection, Row, collect
 
 
 def row(name: str, errors: list[float], changed: tuple[str, ...] = ()) -> Row:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from helpers import SMALL
 
-from pskd.engine.run import RunFolder
 from pskd.errors import PskdError
-from pskd.report.runs import Collection, Row
+from pskd.runs.folder import RunFolder
 from pskd.study.cells import Study, expand
 from pskd.study.queue import Queue, State
+from pskd.study.results import Collection, Row
 from pskd.study.tune import TOGETHER, Range, choose, parse, search, tune
 
 

@@ -11,8 +11,8 @@ import torch
 from helpers import metrics_of, small
 
 from pskd.engine.loop import train
-from pskd.engine.plan import epoch_plan
 from pskd.errors import PskdError
+from pskd.runs.plan import epoch_plan
 from pskd.tasks.classification import Classification
 
 METHODS = ("hard", "label_smoothing", "cs_kd", "tf_kd", "ps_kd")

@@ -21,13 +21,13 @@ from safetensors.torch import load_file
 
 from pskd.config import Config, resolve
 from pskd.engine.loop import train
-from pskd.engine.use import evaluate
 from pskd.errors import PskdError
 from pskd.metrics.detection import Detections, Objects, voc_average_precision
 from pskd.recipes import read_recipe
 from pskd.report.tables import result_lines
 from pskd.tasks import predict
 from pskd.tasks.detection import Detection
+from pskd.use.evaluate import evaluate
 
 TINY = (
     "data.train_images=12",

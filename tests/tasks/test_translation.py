@@ -22,16 +22,16 @@ from safetensors.torch import load_file
 
 from pskd import tasks
 from pskd.config import Config, resolve
-from pskd.engine import checkpoint
-from pskd.engine.checkpoint import Checkpoints
-from pskd.engine.distributed import Group
 from pskd.engine.loop import train
-from pskd.engine.use import evaluate
 from pskd.errors import PskdError
 from pskd.methods.hard import Hard
 from pskd.metrics.translation import score_translations
 from pskd.recipes import read_recipe
+from pskd.runs import checkpoint
+from pskd.runs.checkpoint import Checkpoints
+from pskd.runs.group import Group
 from pskd.tasks.translation import Translation
+from pskd.use.evaluate import evaluate
 
 TINY = ("model.layers=1", "model.width=16", "model.heads=2", "model.inner=16", "data.vocabulary=80")
 QUICK = ("epochs=3", "batch_size=256", "eval.every=3", "eval.beam=2")

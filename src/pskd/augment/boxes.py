@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pskd.augment.random import uniform
+from pskd.random import uniform
 
 
 @dataclass(frozen=True)

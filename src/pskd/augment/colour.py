@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from pskd.augment.constant import constant
+from pskd.tensors import constant
 
 # The principal colours of the ImageNet training set: a row per channel, a column per component, and the components'
 # standard deviations in units of the pixels' range.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from pskd.augment.mixing import band, box, check_batch, check_parameter, shuffled, symmetric_beta
-from pskd.augment.random import uniform
+from pskd.random import uniform
 
 
 def cutmix(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from pskd.augment.mixing import band, box, check_batch
-from pskd.augment.random import uniform
 from pskd.errors import PskdError
+from pskd.random import uniform
 
 
 def cutout(

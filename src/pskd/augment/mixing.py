@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from pskd.augment.random import uniform
 from pskd.errors import PskdError
+from pskd.random import uniform
 
 
 def half(index: Tensor, *, seed: int, epoch: int) -> Tensor:

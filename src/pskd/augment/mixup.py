@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pskd.augment.mixing import check_batch, check_parameter, shuffled, symmetric_beta
-from pskd.augment.random import uniform
+from pskd.random import uniform
 
 
 def mixup(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 from torch import Tensor
 
 from pskd.augment import colour, geometry
-from pskd.augment.random import uniform
 from pskd.errors import PskdError
+from pskd.random import uniform
 
 if TYPE_CHECKING:
     from os import PathLike

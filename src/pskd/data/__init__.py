@@ -42,8 +42,8 @@ def load(
         download: fetch what is missing.
         val_fraction: the part of the training samples that becomes the validation split, drawn after ``per_class``.
         seed: of ``val_fraction`` and ``per_class``; the test set never depends on it.
-        image_size: the side of the model's input: 224 for data whose images differ in size (imagenet, folder); others are
-            as they were published, or made smaller.
+        image_size: the side of the model's input: 224 for data whose images differ in size (imagenet, folder); others
+            are as they were published, or made smaller.
         num_classes: keep the first so many classes only.
         per_class: keep so many training samples of each class only.
     """

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pskd.augment.random import uniform
 from pskd.data.image_data import ImageData, in_memory
 from pskd.data.splits import InMemory
 from pskd.errors import PskdError
+from pskd.random import uniform
 
 if TYPE_CHECKING:
     from pskd.data.splits import Split
@@ -37,7 +37,7 @@ def first_classes(data: ImageData, num_classes: int) -> ImageData:
 
 def smaller(data: ImageData, image_size: int) -> ImageData:
     """The data set with square images of ``image_size`` pixels, each the mean of those it covers."""
-    parts = {}
+    parts: dict[str, Any] = {}
     for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
         if split is None:
             continue

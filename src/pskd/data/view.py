@@ -12,9 +12,9 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from pskd.augment.constant import constant
 from pskd.data.reason import reason
 from pskd.errors import PskdError
+from pskd.tensors import constant
 
 Source = str | os.PathLike[str] | IO[bytes]
 

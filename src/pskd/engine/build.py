@@ -22,7 +22,6 @@ from pskd.config import (
     TFKDConfig,
     flat,
 )
-from pskd.engine.distributed import Group, meet_again
 from pskd.errors import PskdError
 from pskd.memory.bank import PredictionBank
 from pskd.memory.base import Memory
@@ -33,32 +32,11 @@ from pskd.methods.hard import Hard
 from pskd.methods.label_smoothing import LabelSmoothing
 from pskd.methods.ps_kd import PSKD
 from pskd.methods.tf_kd import TFKD
+from pskd.runs import devices
+from pskd.runs.group import Group, meet_again
 from pskd.tasks.base import Task
 
 DENSE_UP_TO = 1000  # classes; above, a bank keeps the top k
-
-
-def uses_cpu(device: str) -> bool:
-    """Whether a run with this setting belongs on the CPU."""
-    available = torch.accelerator.is_available()
-    if device == "auto":
-        return not available
-    kind = device.split(":")[0]
-    if kind == "cpu":
-        return True
-    if not available or torch.accelerator.current_accelerator().type != kind:  # type: ignore[union-attr]
-        raise PskdError(f"train.device={device!r} is not available here; allowed are auto and cpu")
-    return False
-
-
-def usable_device(setting: str) -> torch.device:
-    """The run's own device where it is here, else the CPU: a model trained elsewhere can be used anywhere."""
-    try:
-        on_cpu = uses_cpu(setting)
-    except PskdError:
-        on_cpu = True
-    accelerator = None if on_cpu else torch.accelerator.current_accelerator()
-    return accelerator or torch.device("cpu")
 
 
 @contextlib.contextmanager
@@ -71,7 +49,7 @@ def accelerator(config: Config, out: Path) -> Iterator[Accelerator]:
     meet_again()
     AcceleratorState._reset_state()  # or a second training in one process would keep the first one's precision
     accelerator = Accelerator(
-        cpu=uses_cpu(settings.device),
+        cpu=devices.uses_cpu(settings.device),
         mixed_precision="no" if settings.precision == "fp32" else settings.precision,
         log_with=list(settings.trackers) or None,
         project_dir=out,

@@ -18,21 +18,22 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from pskd import tasks
+from pskd.analysis.history import History
 from pskd.checks import ValueChecks
 from pskd.config import Config, flat
-from pskd.engine import build, checkpoint, sharding, weights
-from pskd.engine.checkpoint import Checkpoints
-from pskd.engine.distributed import CONTINUE, SAVE, STOP, Group, lost_processes, restart_count
-from pskd.engine.files import kind_errors, write_atomic, write_json
-from pskd.engine.history import History
-from pskd.engine.plan import Begun, Step
+from pskd.engine import build
 from pskd.engine.progress import Progress
 from pskd.engine.record import epoch_line, provenance
-from pskd.engine.run import RunFolder
 from pskd.errors import PskdError
 from pskd.memory.snapshot import unwrapped
 from pskd.methods.ps_kd import PSKD
 from pskd.metrics.catalogue import METRICS
+from pskd.runs import checkpoint, sharding, weights
+from pskd.runs.checkpoint import Checkpoints
+from pskd.runs.files import kind_errors, write_atomic, write_json
+from pskd.runs.folder import RunFolder
+from pskd.runs.group import CONTINUE, SAVE, STOP, Group, lost_processes, restart_count
+from pskd.runs.plan import Begun, Step
 from pskd.tasks.base import Task
 
 MOST_SKIPS = 20  # steps in a row; after that there is nothing to hope for

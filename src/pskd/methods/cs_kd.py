@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pskd.augment.random import uniform
 from pskd.errors import PskdError
 from pskd.linear_head import Output
 from pskd.methods.base import Loss, Method, whole_logits
 from pskd.methods.distilling import check_given, check_positive, label_losses, softened_divergence, where_distilled
+from pskd.random import uniform
 from pskd.targets import Labels
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pskd.engine.files import kind_errors
 from pskd.metrics import functional
 from pskd.metrics.catalogue import METRICS
-from pskd.report.runs import Collection, Row, Scores
+from pskd.runs.files import kind_errors
+from pskd.study.results import Collection, Row, Scores
 
 # Told apart on white and on black, by people who see no red or green too; and each has a marker of its own.
 COLOURS = ("#7f7f7f", "#e08214", "#1f9e89", "#9467bd", "#d6453d", "#3b82d6", "#b5a11c", "#d65fa0", "#6b8e23", "#17a2b8")
@@ -277,7 +277,7 @@ def _over_epochs(row: Row, name: str) -> tuple[np.ndarray, np.ndarray] | None:
 
 def hard_examples(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -> Iterator[Figure]:
     """Figure 2: the same hard samples for every method."""
-    from pskd.report.hard import over_training
+    from pskd.analysis.hard import over_training
 
     found = over_training(rows)
     if found is None:
@@ -305,7 +305,7 @@ def hard_examples(rows: Sequence[Row], frame: str, suffix: str, palette: Palette
 
 def rescaling(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -> Iterator[Figure]:
     """The gradient's rescaling by PS-KD, and how many samples meet its condition."""
-    from pskd.report.hard import rescaling as measured
+    from pskd.analysis.hard import rescaling as measured
 
     lines = {row.short: line for row in rows if (line := measured(row)) is not None}
     if not lines:

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from pskd import __version__
 from pskd.config import flat
-from pskd.engine.files import kind_errors, write_atomic
 from pskd.report.figures import FRAMES, Figure, figures
-from pskd.report.runs import Collection, Run, collect
 from pskd.report.samples import SideBySide, side_by_side
 from pskd.report.summary import Table, compare
+from pskd.runs.files import kind_errors, write_atomic
+from pskd.study.results import Collection, Run, collect
 
 TITLES = {
     "calibration": "Calibration and confidence",

@@ -13,7 +13,7 @@ from PIL import Image
 
 from pskd import tasks
 from pskd.errors import PskdError
-from pskd.report.runs import Row, Run
+from pskd.study.results import Row, Run
 
 SHOWN, CLASSES, SIDE = 8, 4, 96  # samples, classes of each, and pixels of an image at most
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pskd.analysis.ensembles import Different, joined, score
 from pskd.metrics.catalogue import METRICS
-from pskd.report.ensemble import Different, joined, score
-from pskd.report.runs import Collection, Row
+from pskd.study.results import Collection, Row
 
 ENOUGH_SEEDS, LEVEL = 3, 0.05  # before a difference is called significant
 

@@ -22,8 +22,8 @@ from pydantic import Field, ValidationError
 
 from pskd import recipes
 from pskd.config import HOW, Config, Section, flat, read_yaml, resolve, validated
-from pskd.engine.files import kind_errors, write_atomic
 from pskd.errors import PskdError
+from pskd.runs.files import kind_errors, write_atomic
 
 Settings = dict[str, Any]
 CELL = "cell:"  # with a key: the run folder of that cell, until it is known where the runs are

@@ -20,9 +20,9 @@ from pskd.config.resolve import NAMED_SECTIONS, TOP_LEVEL_SHORTS
 from pskd.errors import PskdError
 from pskd.metrics.catalogue import METRICS
 from pskd.recipes import read_recipe
-from pskd.report.runs import Collection, Row, collect
 from pskd.study import worker
 from pskd.study.cells import Show, Study, StudyFile
+from pskd.study.results import Collection, Row, collect
 
 VALIDATION = 0.1  # of the training data
 TOGETHER = "top1_error+ece"  # lowest mean rank of both, a tie goes to the lower NLL

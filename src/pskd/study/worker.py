@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from pskd.engine import loop
-from pskd.engine.run import InUse
 from pskd.errors import PskdError
 from pskd.metrics.catalogue import METRICS
+from pskd.runs.folder import InUse
 from pskd.study.cells import Cell, Study
 from pskd.study.queue import OPEN, AfterEpoch, Interrupted, Queue, Standing, State, time_left
 

@@ -22,7 +22,7 @@ def create(config: Config) -> Task:
 
 def predict(run: Path, inputs: Sequence[str], **options: Any) -> Iterator[Answer | PskdError]:
     """What the finished run in ``run`` makes of each input; one that cannot be read yields its error instead."""
-    from pskd.engine.run import RunFolder
+    from pskd.runs.folder import RunFolder
 
     answers: Iterator[Answer | PskdError]
     answers = import_module(f"pskd.tasks.{RunFolder(run).config().task}").predict(run, inputs, **options)

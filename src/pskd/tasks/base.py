@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from pskd.engine.distributed import Group
-from pskd.engine.history import History
-from pskd.engine.plan import Step, epoch_plan
+from pskd.analysis.history import History
 from pskd.methods.base import Loss, Method
+from pskd.runs.group import Group
+from pskd.runs.plan import Step, epoch_plan
 
 
 class Evaluation(NamedTuple):

@@ -18,15 +18,15 @@ from pskd.config import CSKDConfig, TFKDConfig
 from pskd.config.classification import ClassificationConfig
 from pskd.data import View
 from pskd.data.splits import InMemory
-from pskd.engine import build, weights
-from pskd.engine.distributed import Group
-from pskd.engine.plan import Step
-from pskd.engine.run import RunFolder
 from pskd.errors import PskdError
 from pskd.memory.snapshot import unwrapped
 from pskd.methods.base import Loss, Method
 from pskd.methods.cs_kd import SameClassPartners
 from pskd.metrics import functional
+from pskd.runs import devices, weights
+from pskd.runs.folder import RunFolder
+from pskd.runs.group import Group
+from pskd.runs.plan import Step
 from pskd.targets import Labels
 from pskd.tasks.base import Answer, Evaluation, Task
 
@@ -208,7 +208,7 @@ def predict(run: Path, inputs: Sequence[str], top: int = 5, **_: Any) -> Iterato
         raise PskdError("which images? for example: pskd predict RUN photo.jpg")
     model, about = restored(run)
     classes, view = about["classes"], View.from_dict(about["view"])
-    device = build.usable_device(RunFolder(run).config().train.device)
+    device = devices.usable_device(RunFolder(run).config().train.device)
     model = model.to(device).eval()
     for image in inputs:
         try:

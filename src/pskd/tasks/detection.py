@@ -18,15 +18,15 @@ from pskd.data import View
 from pskd.data import detection as data
 from pskd.data.folder import MEAN, STD
 from pskd.data.view import decode, pixels
-from pskd.engine import build, weights
-from pskd.engine.distributed import Group
-from pskd.engine.files import kind_errors
-from pskd.engine.plan import Step
-from pskd.engine.run import RunFolder
 from pskd.errors import PskdError
 from pskd.methods.base import Loss, Method
 from pskd.metrics.detection import Detections, Objects, coco_average_precision, voc_average_precision
 from pskd.models.detection import Detector, faster_rcnn, takeover, trunk_of
+from pskd.runs import devices, weights
+from pskd.runs.files import kind_errors
+from pskd.runs.folder import RunFolder
+from pskd.runs.group import Group
+from pskd.runs.plan import Step
 from pskd.tasks import classification
 from pskd.tasks.base import Answer, Evaluation, Task
 
@@ -238,7 +238,7 @@ def predict(
     if not inputs:
         raise PskdError("which images? for example: pskd predict RUN photo.jpg")
     model, about = weights.restore(run, _rebuilt, "detection")
-    device = build.usable_device(RunFolder(run).config().train.device)
+    device = devices.usable_device(RunFolder(run).config().train.device)
     model = model.to(device).eval()
     resize, channels, classes = Resize(*about["resize"]), about["view"]["channels"], about["classes"]
     folder = draw or run / "drawn"

@@ -18,10 +18,6 @@ from pskd.data.text import sources
 from pskd.data.text.buckets import Buckets, padding_share
 from pskd.data.text.pairs import Pairs
 from pskd.data.text.tokenizer import PAD, Sentences, Tokenizer
-from pskd.engine import build, weights
-from pskd.engine.distributed import Group
-from pskd.engine.plan import Step, split_step
-from pskd.engine.run import RunFolder
 from pskd.errors import PskdError
 from pskd.linear_head import LinearHead, Output
 from pskd.methods.base import IGNORE_INDEX, Loss, Method
@@ -29,6 +25,10 @@ from pskd.metrics import functional
 from pskd.metrics.translation import score_translations
 from pskd.models import seq2seq
 from pskd.models.seq2seq import POSITIONS, Seq2Seq, translation_limit
+from pskd.runs import devices, weights
+from pskd.runs.folder import RunFolder
+from pskd.runs.group import Group
+from pskd.runs.plan import Step, split_step
 from pskd.tasks.base import Answer, Evaluation, Task
 
 METHODS = ("hard", "label_smoothing", "ps_kd")
@@ -201,7 +201,7 @@ def predict(
     assert isinstance(model, Seq2Seq)
     tokenizer = Tokenizer.from_json(about["tokenizer"])
     config = RunFolder(run).config()
-    device = build.usable_device(config.train.device)
+    device = devices.usable_device(config.train.device)
     model = model.to(device).eval()
     lines = _lines(inputs, texts)
     while group := list(islice(lines, config.eval.batch_size)):

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pskd.augment.random import uniform
 from pskd.data.detection.scenes import Scenes
 from pskd.data.digits import load_digits
 from pskd.data.splits import InMemory
+from pskd.random import uniform
 
 CANVAS = 96  # pixels
 SMALLEST, LARGEST = 14, 40

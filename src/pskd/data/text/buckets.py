@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pskd.engine.plan import shuffled
+from pskd.runs.plan import shuffled
 
 _SOURCE_STEP = 2  # source lengths that differ by less share a bucket: more sentences to shuffle, for little padding
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pskd.engine.checkpoint import Checkpoints, load
+from pskd.runs.checkpoint import Checkpoints, load
 from pskd.errors import PskdError
 
 

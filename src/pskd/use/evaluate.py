@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from pskd import tasks
-from pskd.engine import build, weights
-from pskd.engine.distributed import Group
-from pskd.engine.run import RunFolder
 from pskd.errors import PskdError
+from pskd.runs import devices, weights
+from pskd.runs.folder import RunFolder
+from pskd.runs.group import Group
 
 
 def evaluate(run_path: Path, split: str, data_root: str | None = None) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def evaluate(run_path: Path, split: str, data_root: str | None = None) -> dict[s
     if split not in ("test", "val") or (split == "val" and not task.has_validation):
         raise PskdError(f"split {split!r} is not there; allowed are test{', val' if task.has_validation else ''}")
     model, _ = weights.restore(run_path, task.rebuilt, config.task)
-    device = build.usable_device(config.train.device)
+    device = devices.usable_device(config.train.device)
     found = task.evaluate(model.to(device), split, device, Group())
     return {
         **found.metrics,

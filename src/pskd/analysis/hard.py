@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pskd.config import PSKDConfig
-from pskd.report.runs import Row, Run
+from pskd.study.results import Row, Run
 
 HARD, SHARE = 100, 10  # so many samples, and at most one in so many
 EPOCHS = 60  # at most, of a curve

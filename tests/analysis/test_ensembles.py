@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pskd.analysis.ensembles import ensemble, read
 from pskd.errors import PskdError
-from pskd.report.ensemble import ensemble, read
 from pskd.report.tables import PAPER_COLUMNS, comparison
 
 

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import torch
 
-from pskd.augment import uniform
+from pskd.random import uniform
 
 N = 100_000
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from pskd import models
 from pskd.config import Config, resolve
-from pskd.engine import sharding
+from pskd.runs import sharding
 from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.recipes import read_recipe

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pskd.engine.plan import Begun
+from pskd.runs.plan import Begun
 from pskd.errors import PskdError
 
 CONTINUE, SAVE, STOP = 0, 1, 2

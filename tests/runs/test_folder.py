@@ -11,7 +11,7 @@ from helpers import small
 from processes import in_child
 
 from pskd.engine.loop import train
-from pskd.engine.run import RunFolder
+from pskd.runs.folder import RunFolder
 from pskd.errors import PskdError
 
 

@@ -15,9 +15,9 @@ import torch
 from helpers import small
 from processes import in_child
 
-from pskd.engine.distributed import Group
-from pskd.engine.history import Epochs, History, only_rescaled, read
+from pskd.analysis.history import Epochs, History, only_rescaled, read
 from pskd.engine.loop import train
+from pskd.runs.group import Group
 from pskd.targets import Past
 
 HERE = torch.device("cpu")

@@ -14,7 +14,7 @@ from typing import Any
 
 from pskd import config as configuration
 from pskd.config import Config
-from pskd.engine.files import kind_errors, write_atomic
+from pskd.runs.files import kind_errors, write_atomic
 from pskd.errors import PskdError
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pskd.engine.plan import Begun, Step, epoch_plan, shuffled
+from pskd.runs.plan import Begun, Step, epoch_plan, shuffled
 
 
 def plans(samples: int, batch: int, accumulate: int, hosts: int, world: int, **more: Any) -> list[list[Step]]:

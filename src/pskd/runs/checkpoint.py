@@ -16,8 +16,8 @@ from typing import IO, Any, cast
 
 import torch
 
-from pskd.engine.distributed import Group
-from pskd.engine.files import to_disk, write_json
+from pskd.runs.group import Group
+from pskd.runs.files import to_disk, write_json
 from pskd.errors import PskdError
 
 _MANIFEST = "manifest.json"

@@ -13,7 +13,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from pskd.augment.constant import constant
+from pskd.tensors import constant
 
 # SplitMix64: counter * GOLDEN + key, then a bijective mix in which each input bit flips each output bit half the time.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as int64; torch's integer product wraps modulo 2**64

@@ -11,9 +11,9 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from pskd.engine import sharding
-from pskd.engine.distributed import Group
-from pskd.engine.files import to_disk
+from pskd.runs import sharding
+from pskd.runs.group import Group
+from pskd.runs.files import to_disk
 from pskd.errors import PskdError
 
 _KEY = "pskd"

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pskd.engine.distributed import Group
 from pskd.errors import PskdError
 from pskd.methods.base import Method
 from pskd.methods.ps_kd import PSKD
+from pskd.runs.group import Group
 from pskd.targets import Labels, Past
 
 HEADER, PER_SAMPLE = 8, 5

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from pskd.analysis import history
 from pskd.config import PLACES, Config, differences, flat
-from pskd.engine import history
-from pskd.engine.run import RunFolder
 from pskd.errors import PskdError
 from pskd.metrics.catalogue import METRICS
 from pskd.metrics.functional import confidence_and_correct
-from pskd.report import ensemble
-from pskd.report.ensemble import Predictions
+from pskd.runs import predictions
+from pskd.runs.folder import RunFolder
+from pskd.runs.predictions import Predictions
 from pskd.study.cells import Cell, Paper, Show, Study, is_study
 
 MOST_SETTINGS = 3  # in the name of a row
@@ -63,14 +63,14 @@ class Run:
     @cached_property
     def scores(self) -> Scores | None:
         """None for a task without classes to be sure of."""
-        predictions = self.predictions()
-        return None if predictions is None else Scores(*confidence_and_correct(predictions.probs, predictions.labels))
+        made = self.predictions()
+        return None if made is None else Scores(*confidence_and_correct(made.probs, made.labels))
 
     def predictions(self) -> Predictions | None:
         """Read anew each time: a data set's probabilities are large."""
         if self.config.task != "classification":
             return None
-        return ensemble.read(self.folder.path, self.split)
+        return predictions.read(self.folder.path, self.split)
 
 
 @dataclass(frozen=True, eq=False)

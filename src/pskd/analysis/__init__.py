@@ -1,0 +1,1 @@
+"""What training and finished runs show: hard examples, gradient rescaling, ensembles."""
