@@ -18,7 +18,11 @@ class Resize:
     shorter: int
     longest: int
 
-    def __call__(self, image: Tensor) -> Tensor:
+    def __call__(self, image: Tensor, boxes: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """An image for evaluation; its boxes stay in the pixels of the image as it was."""
+        return self.resized(image), boxes
+
+    def resized(self, image: Tensor) -> Tensor:
         """(C, H, W) uint8 as (C, H', W') uint8."""
         height, width = image.shape[1:]
         scale = min(self.shorter / min(height, width), self.longest / max(height, width))
@@ -49,7 +53,7 @@ class BoxAugment:
         if self.flip and mirrored < 0.5:
             x1, y1, x2, y2 = boxes.unbind(1)
             image, boxes = image.flip(2), torch.stack((width - x2, y1, width - x1, y2), 1)
-        resized = Resize(self.sizes[int(which * len(self.sizes))], self.longest)(image)
+        resized = Resize(self.sizes[int(which * len(self.sizes))], self.longest).resized(image)
         return resized, scaled(boxes, (height, width), resized.shape[1:])
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from torch import Tensor
 
 from pskd.augment import colour, geometry
+from pskd.data.view import Source, View
 from pskd.errors import PskdError
 from pskd.random import uniform
-
-if TYPE_CHECKING:
-    from os import PathLike
-
-    from pskd.data.view import View
 
 Crop = Literal["pad", "resized", "none"]
 
@@ -52,8 +48,8 @@ class Augment:
         if self.lighting and self.view.channels != 3:
             raise PskdError(f"augment.lighting={self.lighting} needs colour images, these are grey: set it to 0")
 
-    def open(self, path: str | PathLike[str], index: Tensor, *, seed: int, epoch: int) -> Tensor:
-        """Read one image file: a random box of it for the resized crop, else the central view.
+    def open(self, source: Source, index: Tensor, *, seed: int, epoch: int) -> Tensor:
+        """Read one image: a random box of it for the resized crop, else the central view.
 
         Boxes are cut out of the file's full resolution, so this part is done image by image, where files are decoded.
 
@@ -64,8 +60,8 @@ class Augment:
             (C, H, W) uint8 of the view's size; call the object on a batch of them with ``opened=True``.
         """
         if self.crop != "resized":
-            return self.view.open(path)
-        image = self.view.decode(path)
+            return self.view.open(source)
+        image = self.view.decode(source)
         top, left, height, width = self._boxes(image.height, image.width, index, seed, epoch)[0].tolist()
         return self.view.cut(image, (left, top, left + width, top + height))
 

@@ -1,39 +1,32 @@
-"""Every setting with its type and default.
+"""A run's settings: types, defaults, and how a recipe and `key=value` overrides become one configuration.
 
-`base.py` and `run.py` hold what all tasks share, `methods.py` the methods' settings, and each task has a module of its
-own. `resolve.py` makes one configuration of a recipe and `key=value` overrides.
+`base.py` and `run.py` hold what all tasks share. The rest is declared where the thing is, a task's settings in its room
+and a method's in its file; `classes.py` puts them together, `resolve.py` fills them, `explain.py` says what is wrong.
 """
 
-from pskd.config.base import HOW, PLACES, Interval, OptimConfig, Section
-from pskd.config.methods import (
-    METHODS,
-    CSKDConfig,
-    HardConfig,
-    LabelSmoothingConfig,
-    PSKDConfig,
-    TFKDConfig,
-)
-from pskd.config.resolve import TASKS, changed, describe, differences, flat, read_yaml, resolve, validated
+from pskd.config.base import Interval, MethodConfig, OptimConfig, Section
+from pskd.config.classes import config_class, how, method_class, places
+from pskd.config.explain import describe
+from pskd.config.resolve import changed, differences, flat, long_key, parsed_value, resolve, validated
 from pskd.config.run import Config
+from pskd.config.yaml_file import read_yaml
 
 __all__ = [
-    "HOW",
-    "METHODS",
-    "PLACES",
-    "TASKS",
-    "CSKDConfig",
     "Config",
-    "HardConfig",
     "Interval",
-    "LabelSmoothingConfig",
+    "MethodConfig",
     "OptimConfig",
-    "PSKDConfig",
     "Section",
-    "TFKDConfig",
     "changed",
+    "config_class",
     "describe",
     "differences",
     "flat",
+    "how",
+    "long_key",
+    "method_class",
+    "parsed_value",
+    "places",
     "read_yaml",
     "resolve",
     "validated",

@@ -8,30 +8,43 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from pskd.settings import How, Place
+
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 Option = bool | int | float | str | None
 NotNegative = Annotated[float, Field(ge=0)]
-
-# Settings that say how a run is made, and those that say where its parts are, not what is learnt: a run can be resumed
-# with others.
-HOW = frozenset(
-    {"data.download", "data.workers"}
-    | {f"train.{name}" for name in ("device", "threads", "shard", "save_every", "keep_last", "trackers")}
-)
-PLACES = HOW | {"recipe", "data.root", "model.backbone", "method.teacher"}
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Section(BaseModel):
+    """Some settings that belong together.
+
+    A field marked ``Place()`` or ``How()`` says only where something is, or how the run is made, not what is learnt: a
+    run can be resumed with another value.
+    """
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class MethodConfig(Section):
+    """A method's settings: made from its constructor (``config.classes``). Here any are taken, unchecked."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All settings but the name."""
+        return self.model_dump(exclude={"name"})
+
+
 class DataConfig(Section):
-    """What every task's data has; the task's own class adds to it."""
+    """What every task's data has; the task's own class adds to it, and so do the keywords of what loads it."""
 
     name: str
-    root: str | None = None
+    root: Annotated[str | None, Place()] = None
 
 
 class ModelConfig(Section):
@@ -104,9 +117,9 @@ class TrainConfig(Section):
 
     epochs: Count = 300
     batch_size: Count = 128
-    seed: Annotated[int, Field(ge=0)] = 0
-    device: str = "auto"
-    threads: Count | None = None
+    seed: Seed = 0
+    device: Annotated[str, How()] = "auto"
+    threads: Annotated[Count | None, How()] = None
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     accumulate: Count = 1
     clip_norm: Positive | None = None
@@ -114,11 +127,11 @@ class TrainConfig(Section):
     average: Count = 1
     channels_last: bool = True
     compile: bool = False
-    shard: bool = False
-    save_every: str = "auto"
-    keep_last: Count = 2
+    shard: Annotated[bool, How()] = False
+    save_every: Annotated[str, How()] = "auto"
+    keep_last: Annotated[Count, How()] = 2
     history: bool = True
-    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    trackers: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], How()] = ()
 
     @field_validator("save_every", mode="before")
     @classmethod

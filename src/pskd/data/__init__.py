@@ -1,61 +1,67 @@
-"""Image data sets: what they are, where they come from, and how they are split."""
+"""Data sets: what they are, where they come from, and how they are split.
+
+An image data set is a function ``(root=None, **options)`` that is registered by its name, or a user's own named
+`module:function`. It returns an ``ImageData``, or a dictionary of map-style data sets (``items.py``).
+"""
 
 from __future__ import annotations
 
-import difflib
+import inspect
 import os
 from pathlib import Path
+from typing import Any
 
+from pskd import registry
 from pskd.data import subsets
-from pskd.data.digits import load_digits
-from pskd.data.folder import load_folder, load_imagenet
 from pskd.data.image_data import ImageData
-from pskd.data.npz import load_npz
-from pskd.data.published import load_cifar, load_fashion_mnist
+from pskd.data.items import from_datasets
 from pskd.data.splits import Batch, InMemory, OnDisk, Split
 from pskd.data.view import View
 from pskd.errors import PskdError
 
-__all__ = ["NAMES", "Batch", "ImageData", "InMemory", "OnDisk", "Split", "View", "load"]
-
-NAMES = ("digits", "cifar10", "cifar100", "fashion_mnist", "imagenet", "folder", "npz")
-_ANY_SIZE = ("imagenet", "folder")
-_USERS_OWN = ("imagenet", "folder", "npz")
+__all__ = ["Batch", "ImageData", "InMemory", "OnDisk", "Split", "View", "load"]
 
 
 def load(
     name: str,
     *,
     root: str | os.PathLike[str] | None = None,
-    download: bool = False,
     val_fraction: float = 0.0,
     seed: int = 0,
     image_size: int | None = None,
     num_classes: int | None = None,
     per_class: int | None = None,
+    **options: Any,
 ) -> ImageData:
     """Load a data set.
 
     Args:
-        name: one of ``NAMES``.
+        name: a registered one (``registry.data.names()``), or code of the user's own that was loaded.
         root: the folder that holds the published files or the class folders; for ``npz`` the file. ``digits`` has none.
-        download: fetch what is missing.
         val_fraction: the part of the training samples that becomes the validation split, drawn after ``per_class``.
         seed: of ``val_fraction`` and ``per_class``; the test set never depends on it.
         image_size: the side of the model's input: 224 for data whose images differ in size (imagenet, folder); others
             are as they were published, or made smaller.
         num_classes: keep the first so many classes only.
         per_class: keep so many training samples of each class only.
+        **options: the data set's own, such as ``download``; one that it does not have is refused unless it is off.
     """
-    if name not in NAMES:
-        nearest = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f" (did you mean {nearest[0]}?)" if nearest else ""
-        raise PskdError(f"data.name={name} is unknown{hint}: take one of {', '.join(NAMES)}")
-    if download and name in _USERS_OWN:
-        raise PskdError(f"data.download=true: '{name}' cannot be downloaded, name the data with data.root=...")
-
-    data = _load(name, root, download, image_size)
-    if image_size is not None and name not in _ANY_SIZE:
+    loader = registry.data.find(name)
+    taken = inspect.signature(loader).parameters
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    for option, value in options.items():
+        if value and option not in taken and not anything:
+            if option == "download":
+                raise PskdError(f"data.download=true: '{name}' cannot be downloaded, name the data with data.root=...")
+            raise PskdError(f"data.{option}={value}: '{name}' has no such option")
+    given = {option: value for option, value in options.items() if option in taken or (anything and value is not None)}
+    sized = "image_size" in taken
+    if sized:
+        given["image_size"] = image_size
+    place = None if root is None else str(Path(root).expanduser())
+    found = loader(root=place, **given)
+    data = found if isinstance(found, ImageData) else from_datasets(name, found, image_size)
+    if image_size is not None and not sized and isinstance(data.train, InMemory):
         data = subsets.smaller(data, image_size)
     if num_classes is not None:
         data = subsets.first_classes(data, num_classes)
@@ -64,22 +70,3 @@ def load(
     if val_fraction:
         data = subsets.hold_out(data, val_fraction, seed)
     return data
-
-
-def _load(name: str, root: str | os.PathLike[str] | None, download: bool, image_size: int | None) -> ImageData:
-    if name == "digits":
-        return load_digits()
-    if root is None:
-        raise PskdError(f"'{name}' needs data.root=..., the {'file' if name == 'npz' else 'folder'} that holds it")
-    place = Path(root).expanduser()
-    match name:
-        case "folder":
-            return load_folder(place, image_size)
-        case "imagenet":
-            return load_imagenet(place, image_size)
-        case "npz":
-            return load_npz(place)
-        case "fashion_mnist":
-            return load_fashion_mnist(place, download)
-        case _:
-            return load_cifar(name, place, download)

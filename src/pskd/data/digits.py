@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from pskd import registry
 from pskd.data.image_data import ImageData, in_memory
 from pskd.data.subsets import drawn_per_class
 
 TEST_FRACTION = 0.2
 
 
-def load_digits() -> ImageData:
+@registry.data.register("digits")
+def load_digits(root: str | None = None) -> ImageData:
     """A fifth of each class, always the same one, is the test set."""
     from sklearn import datasets
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
+from pskd import registry
 from pskd.data.image_data import ImageData
-from pskd.data.reason import reason
+from pskd.data.reason import place, reason
 from pskd.data.splits import OnDisk
 from pskd.data.view import View
 from pskd.errors import PskdError
@@ -18,8 +19,10 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGE_SIZE = 224
 
 
-def load_folder(root: Path, image_size: int | None) -> ImageData:
+@registry.data.register("folder")
+def load_folder(root: str | Path | None = None, image_size: int | None = None) -> ImageData:
     """``root``/train, ``root``/test and, if there is one, ``root``/val, each with one folder of images per class."""
+    root = place("folder", root)
     if not (root / "test").is_dir() and (root / "val").is_dir():
         raise PskdError(
             f"'{root}' has a val but no test folder: rename val to test if results are to be reported on it "
@@ -28,11 +31,13 @@ def load_folder(root: Path, image_size: int | None) -> ImageData:
     return _load("folder", root, {"train": "train", "val": "val", "test": "test"}, image_size)
 
 
-def load_imagenet(root: Path, image_size: int | None) -> ImageData:
+@registry.data.register("imagenet")
+def load_imagenet(root: str | Path | None = None, image_size: int | None = None) -> ImageData:
     """ILSVRC2012 in train and val folders of class folders, or as the published archives, which are unpacked first.
 
     Its validation images are the test split. Classes are named by their WordNet numbers.
     """
+    root = place("imagenet", root)
     if not ((root / "train").is_dir() and (root / "val").is_dir()):
         from torchvision import datasets
 

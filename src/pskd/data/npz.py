@@ -8,13 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pskd import registry
 from pskd.data.image_data import ImageData, in_memory
-from pskd.data.reason import reason
+from pskd.data.reason import place, reason
 from pskd.errors import PskdError
 
 
-def load_npz(root: Path) -> ImageData:
+@registry.data.register("npz")
+def load_npz(root: str | Path | None = None) -> ImageData:
     """Images (N, H, W), (N, H, W, 1) or (N, H, W, 3) of uint8; labels (N,) or (N, 1) of any integer type, from 0."""
+    root = place("npz", root, "file")
     arrays = _read(root)
     names = ["train", "test", *(["val"] if {"val_images", "val_labels"} & arrays.keys() else [])]
     splits = {name: _split(root, arrays, name) for name in names}

@@ -8,20 +8,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pskd import registry
 from pskd.data.image_data import ImageData, in_memory
-from pskd.data.reason import reason
+from pskd.data.reason import place, reason
 from pskd.errors import PskdError
 
 # The constants of the paper's code, and of much of the literature, for both CIFAR sets.
 CIFAR_STATISTICS = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
 
-def load_cifar(name: str, root: Path, download: bool) -> ImageData:
-    """``name``: cifar10 or cifar100 (its fine classes)."""
+@registry.data.register("cifar10")
+def load_cifar10(root: str | Path | None = None, download: bool = False) -> ImageData:
     from torchvision import datasets
 
-    published = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name]
-    train, test = (_read(name, published, root, train, download) for train in (True, False))
+    return _cifar("cifar10", datasets.CIFAR10, root, download)
+
+
+@registry.data.register("cifar100")
+def load_cifar100(root: str | Path | None = None, download: bool = False) -> ImageData:
+    """With its fine classes."""
+    from torchvision import datasets
+
+    return _cifar("cifar100", datasets.CIFAR100, root, download)
+
+
+def _cifar(name: str, published: Any, root: str | Path | None, download: bool) -> ImageData:
+    folder = place(name, root)
+    train, test = (_read(name, published, folder, train, download) for train in (True, False))
 
     def tensors(split: Any) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(split.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(split.targets)
@@ -29,10 +42,12 @@ def load_cifar(name: str, root: Path, download: bool) -> ImageData:
     return in_memory(name, tuple(train.classes), train=tensors(train), test=tensors(test), statistics=CIFAR_STATISTICS)
 
 
-def load_fashion_mnist(root: Path, download: bool) -> ImageData:
+@registry.data.register("fashion_mnist")
+def load_fashion_mnist(root: str | Path | None = None, download: bool = False) -> ImageData:
     from torchvision import datasets
 
-    train, test = (_read("fashion_mnist", datasets.FashionMNIST, root, train, download) for train in (True, False))
+    folder = place("fashion_mnist", root)
+    train, test = (_read("fashion_mnist", datasets.FashionMNIST, folder, train, download) for train in (True, False))
     splits = {"train": (train.data[:, None], train.targets), "test": (test.data[:, None], test.targets)}
     return in_memory("fashion_mnist", tuple(train.classes), **splits)
 

@@ -1,4 +1,17 @@
-"""What other libraries' exceptions say, for our one-line messages."""
+"""What all readers of data share: where the data is, and what other libraries' exceptions say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pskd.errors import PskdError
+
+
+def place(name: str, root: str | Path | None, what: str = "folder") -> Path:
+    """Where the data set ``name`` is."""
+    if root is None:
+        raise PskdError(f"'{name}' needs data.root=..., the {what} that holds it")
+    return Path(root).expanduser()
 
 
 def reason(error: Exception) -> str:

@@ -5,21 +5,27 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pskd.data.view import View
+from pskd.data.view import Source, View
 from pskd.errors import PskdError
 
-if TYPE_CHECKING:
-    from pskd.augment import Augment
+
+class Augment(Protocol):
+    """What happens to training images: a pure function of (seed, epoch, sample); see ``pskd.augment``."""
+
+    def open(self, source: Source, index: Tensor, *, seed: int, epoch: int) -> Tensor: ...
+
+    def __call__(self, images: Tensor, index: Tensor, *, seed: int, epoch: int, opened: bool = False) -> Tensor: ...
 
 
 class Batch(NamedTuple):
@@ -56,6 +62,10 @@ class InMemory:
         digest.update(self.labels.contiguous().numpy().data)
         return digest.hexdigest()
 
+    def pixels(self, index: int) -> Tensor:
+        """One image, uint8 (C, H, W)."""
+        return self.images[index]
+
     def subset(self, index: Tensor) -> InMemory:
         """The samples ``index`` (M,), in that order, numbered anew from 0."""
         return InMemory(self.images[index], self.labels[index], self.view)
@@ -85,40 +95,31 @@ class InMemory:
             yield Batch(inputs, labels.index_select(0, index), index)
 
 
-@dataclass(frozen=True, eq=False)
-class OnDisk:
-    """A split of image files: decoded, and cut to one size, by worker processes; the rest is done batch by batch.
+class Opened(ABC):
+    """A split whose images are opened one by one and cut to one size by worker processes; the rest is done by batch."""
 
-    Args:
-        paths: N file names relative to ``root``.
-        labels: (N,) int64.
-        root: the data set's folder.
-        view: what evaluation sees of an image.
-    """
-
-    paths: tuple[str, ...]
-    labels: Tensor
-    root: Path
-    view: View
+    labels: Tensor  # (N,) int64
+    view: View  # what evaluation sees of an image
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of all relative paths, file sizes and labels in their order."""
-        digest = hashlib.blake2b(digest_size=16)
-        for path, label in zip(self.paths, self.labels.tolist(), strict=True):
-            try:
-                size = os.stat(self.root / path).st_size
-            except OSError as error:
-                raise PskdError(f"cannot read image '{self.root / path}' ({error.strerror}): restore it") from error
-            digest.update(f"{path}\0{size}\0{label}\n".encode(errors="surrogateescape"))
-        return digest.hexdigest()
+    @abstractmethod
+    def source(self, index: int) -> Source:
+        """Where the image of a sample is read from."""
 
-    def subset(self, index: Tensor) -> OnDisk:
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A hash of what identifies each sample, in their order."""
+
+    @abstractmethod
+    def subset(self, index: Tensor) -> Opened:
         """The samples ``index`` (M,), in that order, numbered anew from 0."""
-        return OnDisk(tuple(self.paths[i] for i in index.tolist()), self.labels[index], self.root, self.view)
+
+    def pixels(self, index: int) -> Tensor:
+        """One image as evaluation sees it, uint8 (C, H, W)."""
+        return self.view.open(self.source(index))
 
     def batches(
         self,
@@ -157,7 +158,42 @@ class OnDisk:
             yield Batch(inputs, labels, index)
 
 
-Split = InMemory | OnDisk
+@dataclass(frozen=True, eq=False)
+class OnDisk(Opened):
+    """A split of image files.
+
+    Args:
+        paths: N file names relative to ``root``.
+        labels: (N,) int64.
+        root: the data set's folder.
+        view: what evaluation sees of an image.
+    """
+
+    paths: tuple[str, ...]
+    labels: Tensor
+    root: Path
+    view: View
+
+    @cached_property
+    def fingerprint(self) -> str:  # type: ignore[override]
+        """A hash of all relative paths, file sizes and labels in their order."""
+        digest = hashlib.blake2b(digest_size=16)
+        for path, label in zip(self.paths, self.labels.tolist(), strict=True):
+            try:
+                size = os.stat(self.root / path).st_size
+            except OSError as error:
+                raise PskdError(f"cannot read image '{self.root / path}' ({error.strerror}): restore it") from error
+            digest.update(f"{path}\0{size}\0{label}\n".encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+    def subset(self, index: Tensor) -> OnDisk:
+        return OnDisk(tuple(self.paths[i] for i in index.tolist()), self.labels[index], self.root, self.view)
+
+    def source(self, index: int) -> Path:
+        return self.root / self.paths[index]
+
+
+Split = InMemory | Opened
 
 
 @dataclass(frozen=True)
@@ -167,7 +203,7 @@ class _Decoder(Dataset[Tensor | str]):
     An exception of a worker process would arrive with the worker's traceback in its message; a string arrives as it is.
     """
 
-    split: OnDisk
+    split: Opened
     plan: Sequence[Tensor]
     augment: Augment | None
     seed: int
@@ -183,10 +219,10 @@ class _Decoder(Dataset[Tensor | str]):
             return str(error)
 
     def _open(self, index: Tensor) -> Tensor:
-        path = self.split.root / self.split.paths[int(index)]
+        source = self.split.source(int(index))
         if self.augment is None:
-            return self.split.view.open(path)
-        return self.augment.open(path, index, seed=self.seed, epoch=self.epoch)
+            return self.split.view.open(source)
+        return self.augment.open(source, index, seed=self.seed, epoch=self.epoch)
 
 
 def shield_from_signals(_worker: int) -> None:

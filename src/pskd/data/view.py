@@ -16,7 +16,7 @@ from pskd.data.reason import reason
 from pskd.errors import PskdError
 from pskd.tensors import constant
 
-Source = str | os.PathLike[str] | IO[bytes]
+Source = str | os.PathLike[str] | IO[bytes] | Image.Image
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,42 @@ class View:
 
     def open(self, source: Source) -> Tensor:
         """Read an image file as uint8 (C, H, W): scaled and cut out as evaluation sees it."""
-        return pixels(self._centre(self.decode(source)))
+        return pixels(centred(self.decode(source), self.size, self.resize))
 
     def decode(self, source: Source) -> Image.Image:
+        """Read an image file in its own size, upright, in this view's channels."""
+        return decode(source, self.channels)
+
+    def cut(self, image: Image.Image, box: tuple[int, int, int, int]) -> Tensor:
+        """A box (left, top, right, bottom) of a decoded image, scaled to the view's size: uint8 (C, H, W)."""
+        return pixels(image.crop(box).resize(self.size[::-1], Image.Resampling.BILINEAR))
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Pixels in 0..255 (uint8 or float, (B, C, H, W)) as the model's float32 input on the same device."""
+        factor = tuple(1 / (255 * std) for std in self.std)
+        shift = tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
+        shape = (self.channels, 1, 1)
+        inputs = images.to(torch.float32, copy=True)
+        inputs *= constant(factor, torch.float32, images.device).view(shape)
+        inputs += constant(shift, torch.float32, images.device).view(shape)
+        return inputs
+
+
+def centred(image: Image.Image, size: tuple[int, int], resize: int | None) -> Image.Image:
+    """The central part of an image at a fixed size: see ``View``."""
+    height, width = size
+    scale = max(height / image.height, width / image.width)
+    if resize is not None:
+        scale *= resize / max(size)
+    image = _middle(image, limit=4 * max(size) / scale)
+    # The tolerance keeps 341 from becoming 340.99... and then 340.
+    scaled = max(width, int(image.width * scale + 1e-6)), max(height, int(image.height * scale + 1e-6))
+    image = image.resize(scaled, Image.Resampling.BILINEAR)
+    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    return image.crop((left, top, left + width, top + height))
+
+
+def decode(self, source: Source) -> Image.Image:
         """Read an image file in its own size, upright, in this view's channels."""
         return decode(source, self.channels)
 
@@ -90,6 +123,8 @@ class View:
 
 def decode(source: Source, channels: int) -> Image.Image:
     """Read an image file in its own size, upright, as 8-bit grey (1) or RGB (3); of an animation the first frame."""
+    if isinstance(source, Image.Image):
+        return _convert(source, "L" if channels == 1 else "RGB")
     try:
         with Image.open(source) as image:
             return _convert(ImageOps.exif_transpose(image), "L" if channels == 1 else "RGB")

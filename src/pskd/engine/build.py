@@ -12,31 +12,13 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
 
-from pskd.config import (
-    Config,
-    CSKDConfig,
-    HardConfig,
-    LabelSmoothingConfig,
-    OptimConfig,
-    PSKDConfig,
-    TFKDConfig,
-    flat,
-)
+from pskd import registry
+from pskd.config import Config, OptimConfig, flat
 from pskd.errors import PskdError
-from pskd.memory.bank import PredictionBank
-from pskd.memory.base import Memory
-from pskd.memory.snapshot import Snapshot
-from pskd.methods.base import Method
-from pskd.methods.cs_kd import CSKD
-from pskd.methods.hard import Hard
-from pskd.methods.label_smoothing import LabelSmoothing
-from pskd.methods.ps_kd import PSKD
-from pskd.methods.tf_kd import TFKD
+from pskd.methods.base import Method, Surroundings
 from pskd.runs import devices
 from pskd.runs.group import Group, meet_again
 from pskd.tasks.base import Task
-
-DENSE_UP_TO = 1000  # classes; above, a bank keeps the top k
 
 
 @contextlib.contextmanager
@@ -75,49 +57,35 @@ def optimizer(model: nn.Module, settings: OptimConfig) -> torch.optim.Optimizer:
     )
 
 
-def method(config: Config, task: Task, model: nn.Module, steps_per_epoch: int, folder: Path, group: Group) -> Method:
-    """The method of this configuration; its bank, if it has one, is shared by the processes of this host."""
-    settings = config.method
-    if isinstance(settings, HardConfig):
-        return Hard()
-    if isinstance(settings, LabelSmoothingConfig):
-        return LabelSmoothing(settings.epsilon, settings.others_only)
-    if isinstance(settings, CSKDConfig):
-        return CSKD(settings.temperature, settings.weight)
-    if isinstance(settings, TFKDConfig):
-        if settings.variant == "reg" and settings.a * task.num_classes <= 1:
-            raise PskdError(f"method.a={settings.a} must be more than 1/{task.num_classes}, one over the classes")
-        own = settings.model_dump(exclude={"name", "teacher"})
-        return TFKD(**own)
-    assert isinstance(settings, PSKDConfig)
-    memory: Memory
-    if settings.memory == "snapshot":
-        memory = Snapshot(model, settings.refresh, steps_per_epoch)
-    else:
-        if group.hosts > 1 and not task.rows_by_host:
-            raise PskdError(f"method.memory=bank: {config.task} has it on one host only; take method.memory=snapshot")
-        form = settings.form
-        if form == "auto":
-            form = "dense" if task.num_classes <= DENSE_UP_TO else "topk"
-        path = settings.path or (folder / f"bank-{group.host}.scratch" if group.local_world > 1 else None)
-        if path is not None:
-            if group.host_leader:
-                Path(path).unlink(missing_ok=True)  # rows of an earlier process are not ours
-            group.barrier()
-        memory = PredictionBank(
-            task.num_samples,
-            task.num_classes,
-            form=form,
-            k=settings.k,
-            dtype=getattr(torch, settings.dtype),
-            path=path,
-            fingerprint=task.fingerprint,
-            host=group.host,
-            hosts=group.hosts,
-        )
+def method(config: Config, task: Task, model: nn.Module, calls: int, folder: Path, group: Group) -> Method:
+    """The method of this configuration, called so often in an epoch; the processes of a host share its scratch file."""
+    shared = folder / f"bank-{group.host}.scratch" if group.local_world > 1 else None
+    if shared is not None:
+        if group.host_leader:
+            shared.unlink(missing_ok=True)  # of an earlier process, whose rows are not ours
         group.barrier()
-        if path is not None and group.host_leader and group.local_world > 1:
-            Path(path).unlink(missing_ok=True)  # all have it open: nothing is left behind, however this ends
-    method = PSKD(config.train.epochs, settings.alpha, settings.schedule, memory=memory)
-    method.strict = config.train.on_nonfinite == "stop"
-    return method
+    around = Surroundings(
+        epochs=config.train.epochs,
+        num_classes=task.num_classes,
+        num_samples=task.num_rows,
+        steps_per_epoch=calls,
+        model=model,
+        fingerprint=task.fingerprint,
+        path=shared,
+        host=group.host,
+        hosts=group.hosts,
+    )
+    made: Method = registry.methods.find(config.method.name).from_settings(around, **config.method.options)
+    if shared is not None:
+        group.barrier()
+        if group.host_leader:
+            shared.unlink(missing_ok=True)  # all have it open: nothing is left behind, however this ends
+    if group.hosts > 1 and not task.rows_by_host and "index" in made.needs:
+        raise PskdError(
+            f"method={config.method.name}: {config.task} keeps past predictions on one host only;"
+            " take method.memory=snapshot"
+        )
+    if config.train.shard and (reason := task.needs_whole_model or made.needs_whole_model) is not None:
+        raise PskdError(f"train.shard=true: {reason}")
+    made.strict = config.train.on_nonfinite == "stop"
+    return made

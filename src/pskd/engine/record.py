@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pskd.config import Config
+from pskd.engine.state import TrainingState
+from pskd.methods.base import Method
 from pskd.metrics.catalogue import METRICS
+from pskd.runs.devices import name_of
+from pskd.runs.group import Group
 from pskd.tasks.base import Task
 
 
-def epoch_line(record: dict[str, Any], epochs: int, speed: float, unit: str, left: str) -> str:
+def epoch_line(record: dict[str, Any], epochs: int, method: Method, speed: float, unit: str, time_left: str) -> str:
     """One epoch in one line."""
-    parts = [f"epoch {record['epoch']}/{epochs}", f"loss {record['train_loss']:.4f}"]
-    if "alpha_t" in record:
-        parts.append(f"alpha {record['alpha_t']:.3f}")
+    parts = [f"epoch {record['epoch']}/{epochs}", f"loss {record['train_loss']:.4f}", *_logged(method)]
     for split in ("val", "test"):
         if split in record:
             shown = [
@@ -30,11 +32,20 @@ def epoch_line(record: dict[str, Any], epochs: int, speed: float, unit: str, lef
                 if metric.line is not None and name in record[split]
             ]
             parts.append(f"{split}: {', '.join(shown)}")
-    return " · ".join([*parts, f"{speed:,.0f} {unit}/s", f"{left} left"])
+    return " · ".join([*parts, f"{speed:,.0f} {unit}/s", f"{time_left} left"])
+
+
+def progress_text(state: TrainingState, epochs: int, method: Method, loss: Tensor) -> str:
+    """Where a training is, beside its bar."""
+    return " · ".join([f"epoch {state.epoch + 1}/{epochs}", f"loss {float(loss.detach()):.3f}", *_logged(method)])
+
+
+def _logged(method: Method) -> list[str]:
+    return [f"{name.removesuffix('_t')} {value:.3f}" for name, value in method.logged().items()]
 
 
 def provenance(
-    config: Config, task: Task, model: nn.Module, processes: int, epoch_seconds: list[float]
+    config: Config, task: Task, model: nn.Module, group: Group, device: torch.device, state: TrainingState
 ) -> dict[str, Any]:
     """Where a result comes from: settings, seed, versions, code, data, time."""
     return {
@@ -43,11 +54,11 @@ def provenance(
         "num_classes": task.num_classes,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seconds": {
-            "training": sum(epoch_seconds),
-            "per_epoch": statistics.median(epoch_seconds) if epoch_seconds else None,
+            "training": sum(state.epoch_seconds),
+            "per_epoch": statistics.median(state.epoch_seconds) if state.epoch_seconds else None,
         },
-        "processes": processes,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
+        "processes": group.world,
+        "device": name_of(device),
         "versions": {
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("pskd", "torch", "torchvision", "accelerate", "numpy")},

@@ -7,82 +7,64 @@ A family takes options; a published network is a family with some of its options
     create("densenet", num_classes=100, blocks=[2, 2, 2, 2], growth=12)
     create("torchvision:resnet50", num_classes=1000)
     create("timm:convnext_tiny", num_classes=1000)
+
+A user's own model is a callable ``(num_classes, in_channels, **options) -> nn.Module``, named `module:callable`.
 """
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
+from pskd import registry
 from pskd.errors import PskdError
+from pskd.models import densenet, preact_resnet, pyramidnet, resnet, resnext  # noqa: F401  # they register themselves
 from pskd.models.base import StagedNet, check_positive
-from pskd.models.densenet import DenseNet
-from pskd.models.preact_resnet import PreActResNet
-from pskd.models.pyramidnet import PyramidNet
-from pskd.models.resnet import BottleneckResNet, ResNet
-from pskd.models.resnext import ResNeXt
+from pskd.models.external import LIBRARIES, create_external
 
-__all__ = ["StagedNet", "create", "names"]
-
-_FAMILIES: dict[str, Callable[..., StagedNet]] = {
-    "bottleneck_resnet": BottleneckResNet,
-    "densenet": DenseNet,
-    "preact_resnet": PreActResNet,
-    "pyramidnet": PyramidNet,
-    "resnet": ResNet,
-    "resnext": ResNeXt,
-}
-
-# Name -> its family and the options that the name settles; the family's other options stay open.
-_PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
-    "densenet121": ("densenet", {"blocks": (6, 12, 24, 16)}),
-    "preact_resnet18": ("preact_resnet", {"blocks": (2, 2, 2, 2)}),
-    "pyramidnet20": ("pyramidnet", {"depth": 20, "alpha": 48}),
-    "pyramidnet200": ("pyramidnet", {"depth": 200, "alpha": 240}),
-    "resnet8": ("resnet", {"depth": 8}),
-    "resnet20": ("resnet", {"depth": 20}),
-    "resnet56": ("resnet", {"depth": 56}),
-    "resnet101": ("bottleneck_resnet", {"blocks": (3, 4, 23, 3)}),
-    "resnext29_8x64d": ("resnext", {"depth": 29, "cardinality": 8, "width": 64}),
-}
+__all__ = ["StagedNet", "create", "is_code", "names"]
 
 
 def names() -> list[str]:
     """All names that `create` knows by itself; torchvision's and timm's models come on top, by prefix."""
-    return sorted([*_FAMILIES, *_PRESETS])
+    return registry.models.names()
+
+
+def is_code(name: str) -> bool:
+    """Whether a model is a user's own code, and not a library's by prefix."""
+    return name.partition(":")[0] not in LIBRARIES and registry.is_code(name)
 
 
 def create(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> nn.Module:
     """A new model with random weights, drawn from torch's global generator.
 
     Args:
-        name: one of `names()`, or ``torchvision:<model>`` or ``timm:<model>``.
+        name: one of `names()`, ``torchvision:<model>`` or ``timm:<model>``, or a user's own code that was loaded.
         num_classes: the number of logits.
         in_channels: the channels of the images.
         **options: the family's own, such as ``width`` or ``depth``; a library's model takes what its builder takes.
     """
     check_positive(name, num_classes=num_classes, in_channels=in_channels)
-    if ":" in name:
-        from pskd.models.external import create_external
-
+    library = name.partition(":")[0]
+    if library in LIBRARIES:
         return create_external(name, num_classes, in_channels, options)
-
-    family, settled = _PRESETS.get(name, (name, {}))
-    if family not in _FAMILIES:
-        nearest = difflib.get_close_matches(name, names(), n=1)
-        hint = f"the nearest is {nearest[0]!r}; " if nearest else ""
-        raise PskdError(
-            f"model {name!r} is unknown: {hint}pskd.models.names() lists all, "
-            "torchvision:<model> and timm:<model> take those libraries' models"
-        )
-    of_family = [p.name for p in inspect.signature(_FAMILIES[family]).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    allowed = [option for option in of_family if option not in settled]
-    for option in options:
-        if option not in allowed:
-            others = f"; the family {family!r} takes {', '.join(of_family)}" if settled else ""
-            raise PskdError(f"model {name!r} takes no option {option!r}, only: {', '.join(allowed) or 'none'}{others}")
-    return _FAMILIES[family](num_classes, in_channels, **settled, **options)
+    if ":" in name and not registry.is_code(name):
+        raise PskdError(f"model {name!r}: the prefix {library!r} is unknown, allowed are: {', '.join(LIBRARIES)}")
+    build = registry.models.find(name)
+    settled = getattr(build, "keywords", {})  # of a published name
+    parameters = list(inspect.signature(getattr(build, "func", build)).parameters.values())[2:]
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        whole = [parameter.name for parameter in parameters]
+        allowed = [option for option in whole if option not in settled]
+        for option in options:
+            if option not in allowed:
+                others = f"; its family takes {', '.join(whole)}" if settled else ""
+                raise PskdError(
+                    f"model {name!r} takes no option {option!r}, only: {', '.join(allowed) or 'none'}{others}"
+                )
+    model = build(num_classes, in_channels, **options)
+    if not isinstance(model, nn.Module):
+        raise PskdError(f"model={name} must return a torch.nn.Module, got {type(model).__name__}")
+    return model

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from pskd import registry
 from pskd.errors import PskdError
+
+Family = TypeVar("Family", bound=Callable[..., nn.Module])
+
+
+def family(name: str, **published: Mapping[str, Any]) -> Callable[[Family], Family]:
+    """Register a family of networks, and published members of it by the options that their names settle."""
+
+    def decorate(build: Family) -> Family:
+        registry.models.register(name)(build)
+        for member, settled in published.items():
+            registry.models.register(member)(partial(build, **settled))
+        return build
+
+    return decorate
 
 
 class StagedNet(nn.Module):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pskd.models.base import StagedNet, check_blocks, check_positive, conv, norm_relu
+from pskd.models.base import StagedNet, check_blocks, check_positive, conv, family, norm_relu
 
 
 class DenseLayer(nn.Module):
@@ -26,6 +26,7 @@ class DenseLayer(nn.Module):
         return torch.cat((x, self.layers(x)), 1)
 
 
+@family("densenet", densenet121={"blocks": (6, 12, 24, 16)})
 class DenseNet(StagedNet):
     """Stages of dense layers, ``blocks`` of them per stage; (6, 12, 24, 16) is DenseNet-121.
 

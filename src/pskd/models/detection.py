@@ -188,7 +188,7 @@ def _pool(strides: Sequence[int], side: int) -> MultiScaleRoIAlign:
     return pool
 
 
-def takeover(source: dict[str, Tensor], detector: nn.Module, origin: str) -> list[str]:
+def transferred(source: dict[str, Tensor], detector: nn.Module, origin: str) -> list[str]:
     """Which of the classifier's weights are in the detector, which are not, and what is new; the first line sums up."""
     mine = detector.state_dict()
     places = {tensor.data_ptr() for tensor in mine.values()}

@@ -12,18 +12,18 @@ from torch import nn
 
 from pskd.errors import PskdError
 
-_EXTRA = {"torchvision": "workbench", "timm": "timm"}
+LIBRARIES = {"torchvision": "workbench", "timm": "timm"}  # and the extra that brings each
 
 
 def create_external(name: str, num_classes: int, in_channels: int, options: dict[str, Any]) -> nn.Module:
     """The model ``library:member`` with random weights; ``options`` go to the library's own builder."""
     library, _, member = name.partition(":")
-    if library not in _EXTRA:
-        raise PskdError(f"model {name!r}: the prefix {library!r} is unknown, allowed are: {', '.join(_EXTRA)}")
     try:
         module = import_module(library)
     except ImportError as error:
-        raise PskdError(f"model {name!r} needs {library}: pip install 'pskd[{_EXTRA[library]}]' ({error})") from error
+        raise PskdError(
+            f"model {name!r} needs {library}: pip install 'pskd[{LIBRARIES[library]}]' ({error})"
+        ) from error
     build = _torchvision if library == "torchvision" else _timm
     try:
         return build(module, member, num_classes, in_channels, options)

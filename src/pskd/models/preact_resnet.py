@@ -13,6 +13,7 @@ from pskd.models.base import (
     check_positive,
     conv,
     conv_norm_relu,
+    family,
     norm_relu,
 )
 
@@ -36,6 +37,7 @@ class PreActBlock(nn.Module):
         return residual.add_(shortcut)
 
 
+@family("preact_resnet", preact_resnet18={"blocks": (2, 2, 2, 2)})
 class PreActResNet(StagedNet):
     """Stages of ``width`` times 1, 2, 4, ... channels with so many ``blocks``; (2, 2, 2, 2) is PreAct ResNet-18.
 

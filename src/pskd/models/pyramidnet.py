@@ -6,7 +6,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pskd.errors import PskdError
-from pskd.models.base import StagedNet, add_zero_padded, block_strides, blocks_of_depth, conv, conv_norm, norm_relu
+from pskd.models.base import (
+    StagedNet,
+    add_zero_padded,
+    block_strides,
+    blocks_of_depth,
+    conv,
+    conv_norm,
+    family,
+    norm_relu,
+)
 from pskd.models.shakedrop import ShakeDrop
 
 
@@ -32,6 +41,7 @@ class PyramidBlock(nn.Module):
         return add_zero_padded(self.residual(x), shortcut)
 
 
+@family("pyramidnet", pyramidnet20={"depth": 20, "alpha": 48}, pyramidnet200={"depth": 200, "alpha": 240})
 class PyramidNet(StagedNet):
     """Three stages of bottlenecks, ``depth`` = 9 n + 2, that grow wider from block to block.
 

@@ -16,6 +16,7 @@ from pskd.models.base import (
     check_positive,
     conv_norm,
     conv_norm_relu,
+    family,
 )
 
 
@@ -51,6 +52,7 @@ class Bottleneck(nn.Module):
         return F.relu_(self.residual(x).add_(self.shortcut(x)))
 
 
+@family("resnet", resnet8={"depth": 8}, resnet20={"depth": 20}, resnet56={"depth": 56})
 class ResNet(StagedNet):
     """The CIFAR networks: three stages of basic blocks, ``depth`` = 6 n + 2, channels ``width`` times 1, 2, 4."""
 
@@ -68,6 +70,7 @@ class ResNet(StagedNet):
         super().__init__(conv_norm_relu(in_channels, width, 3), stages, stage_channels, nn.Identity(), num_classes)
 
 
+@family("bottleneck_resnet", resnet101={"blocks": (3, 4, 23, 3)})
 class BottleneckResNet(StagedNet):
     """The ImageNet networks with a 3x3 stem of stride 1, for 32x32 images.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from pskd.models.base import StagedNet, block_strides, blocks_of_depth, check_positive, conv_norm_relu
+from pskd.models.base import StagedNet, block_strides, blocks_of_depth, check_positive, conv_norm_relu, family
 from pskd.models.resnet import Bottleneck
 
 
+@family("resnext", resnext29_8x64d={"depth": 29, "cardinality": 8, "width": 64})
 class ResNeXt(StagedNet):
     """Three stages of bottlenecks whose 3x3 convolution is grouped; ``depth`` = 9 n + 2.
 

@@ -11,6 +11,7 @@ import difflib
 from pathlib import Path
 from typing import Any
 
+from pskd.config.yaml_file import read_yaml
 from pskd.errors import PskdError
 
 _FOLDER = Path(__file__).parent
@@ -40,16 +41,7 @@ def find(name: str) -> Path:
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    from pskd.config import read_yaml
-
     return read_yaml(find(name))
-
-
-def laptop_overlay(task: str) -> dict[str, Any]:
-    """What `scale=laptop` changes in every recipe of a task."""
-    from pskd.config import read_yaml
-
-    return dict(read_yaml(_FOLDER / "laptop.overlay").get(task, {}))
 
 
 def _all_names() -> list[str]:

@@ -15,7 +15,7 @@ import torch
 
 from pskd.metrics import functional
 from pskd.metrics.catalogue import METRICS
-from pskd.runs.files import kind_errors
+from pskd.runs.files import one_line_errors
 from pskd.study.results import Collection, Row, Scores
 
 # Told apart on white and on black, by people who see no red or green too; and each has a marker of its own.
@@ -61,7 +61,7 @@ class Figure:
         return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', "", text, count=1)
 
     def save(self, folder: Path) -> None:
-        with kind_errors("figure"):
+        with one_line_errors("figure"):
             folder.mkdir(parents=True, exist_ok=True)
             for form in FORMATS:
                 (folder / f"{self.name}.{form}").write_bytes(self._rendered(form))

@@ -14,7 +14,7 @@ from pskd.config import flat
 from pskd.report.figures import FRAMES, Figure, figures
 from pskd.report.samples import SideBySide, side_by_side
 from pskd.report.summary import Table, compare
-from pskd.runs.files import kind_errors, write_atomic
+from pskd.runs.files import one_line_errors, write_atomic
 from pskd.study.results import Collection, Run, collect
 
 TITLES = {
@@ -56,7 +56,7 @@ def report(
 ) -> list[Path]:
     """Write the page about runs and studies, and what else is asked for; returns the files and folders."""
     sections = [_section(place, collection) for place, collection in enumerate(collect(paths))]
-    with kind_errors("report"):
+    with one_line_errors("report"):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, _html(sections))
     written = [out]
@@ -130,7 +130,7 @@ def _origin(row: str, run: Run) -> dict[str, str]:
 
 
 def _save_tables(tables: Sequence[Table], folder: Path) -> None:
-    with kind_errors("table"):
+    with one_line_errors("table"):
         folder.mkdir(parents=True, exist_ok=True)
         for table in tables:
             for suffix, text in (("csv", table.csv()), ("tex", table.latex()), ("md", table.markdown())):

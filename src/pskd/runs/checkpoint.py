@@ -16,9 +16,9 @@ from typing import IO, Any, cast
 
 import torch
 
-from pskd.runs.group import Group
-from pskd.runs.files import to_disk, write_json
 from pskd.errors import PskdError
+from pskd.runs.files import to_disk, write_json
+from pskd.runs.group import Group
 
 _MANIFEST = "manifest.json"
 _WRITING = ".writing-"
@@ -69,6 +69,11 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """The steps of all complete checkpoints, oldest first."""
         return sorted(int(child.name) for child in self.folder.glob("[0-9]" * 9) if (child / _MANIFEST).is_file())
+
+    def last_good(self) -> str:
+        """Where the last checkpoint is, in words."""
+        steps = self.steps()
+        return f"the last checkpoint is {self.folder / f'{steps[-1]:09d}'}" if steps else "none is saved"
 
     def newest(self, report: Callable[[str], None]) -> Path | None:
         """The newest checkpoint whose every byte is as it was written; a damaged one is reported and passed over."""

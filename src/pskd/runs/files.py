@@ -50,7 +50,7 @@ _REASONS = {
 
 
 @contextlib.contextmanager
-def kind_errors(what: str) -> Iterator[None]:
+def one_line_errors(what: str) -> Iterator[None]:
     """What the operating system refuses, in one line."""
     try:
         yield

@@ -14,8 +14,8 @@ from typing import Any
 
 from pskd import config as configuration
 from pskd.config import Config
-from pskd.runs.files import kind_errors, write_atomic
 from pskd.errors import PskdError
+from pskd.runs.files import one_line_errors, write_atomic
 
 
 class InUse(PskdError):
@@ -38,35 +38,46 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self._lock: int | None = None
 
-    def claim(self, config: Config | None, *, resume: bool) -> Config:
+    def claim(self, config: Config | None, *, resume: bool, allow_code: bool = False) -> Config:
         """Take the folder for writing; returns the configuration to run, by default the stored one when resuming."""
-        with kind_errors("run folder"):
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by loader processes
-        except (BlockingIOError, PermissionError):
-            raise InUse(f"{self.path} is in use by another process: wait for it, or choose another --out") from None
-        stored = self.config() if self.config_file.exists() else None
-        if resume and stored is None and config is None:
+        if resume and config is None and not self.config_file.exists():
             raise PskdError(f"{self.path} has no config.yaml to resume from: name the recipe too, or check --out")
+        with one_line_errors("run folder"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by loader processes
+        except (BlockingIOError, PermissionError):
+            os.close(lock)
+            raise InUse(f"{self.path} is in use by another process: wait for it, or choose another --out") from None
+        self._lock = lock
+        try:
+            return self._configuration(config, resume, allow_code)
+        except BaseException:
+            self.release()
+            raise
+
+    def _configuration(self, config: Config | None, resume: bool, allow_code: bool) -> Config:
+        """The configuration to run: the stored one, or the one given if it says the same."""
+        stored = self.config(allow_code=allow_code) if self.config_file.exists() else None
         if stored is not None and not resume:
             raise PskdError(f"{self.path} already holds a run: add --resume to continue it, or choose another --out")
         if stored is not None and config is not None:
+            places = configuration.places(config)
             differences = configuration.differences(stored, config)
-            if changed := [line for line in differences if line.partition(":")[0] not in configuration.PLACES]:
+            if changed := [line for line in differences if line.partition(":")[0] not in places]:
                 raise PskdError(
                     f"{self.path} belongs to another configuration ({changed[0]} here"
                     + (f", and {len(changed) - 1} more" if changed[1:] else "")
                     + "): leave the settings out to resume it, or choose another --out"
                 )
-        chosen = config or stored
-        assert chosen is not None
-        return chosen
+        wanted = config or stored
+        assert wanted is not None
+        return wanted
 
     def begin(self, config: Config) -> None:
         """Everything is ready to train: from here on the folder holds this run."""
-        if not self.config_file.exists() or self.config() != config:
+        if not self.config_file.exists() or self.config_file.read_text() != config.to_yaml():
             write_atomic(self.config_file, config.to_yaml())
 
     def release(self) -> None:
@@ -80,11 +91,12 @@ class RunFolder:
         os.close(self._lock)
         self._lock = None
 
-    def config(self) -> Config:
+    def config(self, *, allow_code: bool = False) -> Config:
+        """The run's configuration. Code that it names is imported only if that is allowed."""
         if not self.config_file.is_file():
             raise PskdError(f"{self.path} is not a run folder: it has no config.yaml")
         try:
-            return configuration.validated(configuration.read_yaml(self.config_file))
+            return configuration.validated(configuration.read_yaml(self.config_file), allow_code=allow_code)
         except PskdError as error:
             raise PskdError(f"{self.config_file}: {error}") from None
 

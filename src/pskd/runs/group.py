@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pskd.runs.plan import Begun
 from pskd.errors import PskdError
 
 CONTINUE, SAVE, STOP = 0, 1, 2
@@ -33,8 +32,6 @@ class Group:
         self.local_rank, self.local_world = self._environment("LOCAL_RANK", self.rank), self.world
         if self.hosts > 1:
             self.local_world = self._environment("LOCAL_WORLD_SIZE", 1)
-        self.begun: tuple[Begun, ...] = ()  # how the current epoch was begun on other numbers of hosts
-        self.even = False  # whether every process has to evaluate equally many samples, since all take part in each
         self._gloo: Any = dist.new_group(backend="gloo") if self.active else None
         self._pending: tuple[dist.Work | None, Tensor] | None = None
 
@@ -97,10 +94,13 @@ class Group:
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
 
-    def share(self, count: int) -> Tensor:
-        """The positions of 0..count-1 that this process evaluates; where ``even``, some repeat the last one."""
+    def share(self, count: int, *, even: bool = False) -> Tensor:
+        """The positions of 0..count-1 that this process evaluates.
+
+        Where ``even``, every process has equally many, since all take part in each; some repeat the last one.
+        """
         longest = -(-count // self.world) * self.world
-        return torch.arange(self.rank, longest if self.even else count, self.world).clamp_max(count - 1)
+        return torch.arange(longest if even else count)[self.rank :: self.world].clamp_max(count - 1)
 
     def gather(self, rows: Tensor, count: int) -> Tensor:
         """All ``count`` rows in their order, from what every process made of its ``share``."""

@@ -22,7 +22,7 @@ class Step(NamedTuple):
     total: int
 
 
-class Begun(NamedTuple):
+class Stretch(NamedTuple):
     """A stretch of the epoch that lies behind: it ended before step ``until`` and ran on ``hosts`` hosts."""
 
     until: int
@@ -40,20 +40,20 @@ def epoch_plan(
     world: int = 1,
     host: int = 0,
     hosts: int = 1,
-    begun: Sequence[Begun] = (),
+    stretches: Sequence[Stretch] = (),
 ) -> list[Step]:
     """All steps of an epoch. Every process takes the same number of steps and parts, every sample counts once.
 
     ``rank`` of ``world`` is this process's place on its host. A lone last sample joins the batch before it: batch
-    normalisation cannot train on one. Steps that were ``begun`` on another number of hosts are behind us and empty
-    here; what they left is dealt to the hosts of today.
+    normalisation cannot train on one. Steps of earlier ``stretches``, on another number of hosts, are behind us and
+    empty here; what they left is dealt to the hosts of today.
     """
     edges = list(range(0, num_samples, batch_size))
     if len(edges) > 1 and num_samples - edges[-1] == 1:
         edges.pop()
     edges.append(num_samples)
     left, behind = None, 0  # None: all samples, which are then never listed for all hosts
-    for stretch in begun:
+    for stretch in stretches:
         orders = [_own(num_samples, left, seed, epoch, each, stretch.hosts) for each in range(stretch.hosts)]
         left = torch.cat([order[_cut(len(order), edges, behind, stretch.until) :] for order in orders]).sort().values
         behind = stretch.until

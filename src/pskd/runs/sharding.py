@@ -13,24 +13,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from pskd.config import Config, PSKDConfig
+from pskd.config import Config
 from pskd.errors import PskdError
 
 SMALLEST = 0.01  # share of the weights that a part of the model must hold to be gathered on its own
 
 
 def check(config: Config) -> None:
-    """Refuse what needs the whole model in one process."""
+    """Refuse settings that want the whole model in one process; the task and the method are asked later."""
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         raise PskdError("this was launched with accelerate's own FSDP: launch it without, and set train.shard=true")
     if not config.train.shard:
         return
     problem = None
-    if config.task == "translation":
-        problem = "translation computes its loss in chunks from whole output weights"
-    elif isinstance(config.method, PSKDConfig) and config.method.memory == "snapshot":
-        problem = "a snapshot is a whole copy of the model, take method.memory=bank"
-    elif config.train.average > 1 or config.train.compile:
+    if config.train.average > 1 or config.train.compile:
         problem = "train.average and train.compile want the whole model"
     elif config.train.precision == "fp16":
         problem = "processes would scale their parts of the gradients differently, take train.precision=bf16"

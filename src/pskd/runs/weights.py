@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from pskd.runs import sharding
-from pskd.runs.group import Group
-from pskd.runs.files import to_disk
 from pskd.errors import PskdError
+from pskd.runs import sharding
+from pskd.runs.files import to_disk
+from pskd.runs.group import Group
 
 _KEY = "pskd"
 
@@ -46,23 +45,16 @@ def load(model: nn.Module, path: Path) -> None:
         raise PskdError(f"{path} does not fit this model, or is damaged: {str(error).splitlines()[0]}") from error
 
 
-def restore(run: Path, make: Callable[[dict[str, Any]], nn.Module], task: str) -> tuple[nn.Module, dict[str, Any]]:
-    """The model of a finished run of ``task``, on the CPU, and what was saved beside its weights.
-
-    ``make`` builds the model from the latter.
-    """
-    path = run / "model.safetensors"
-    if not path.is_file():
-        raise PskdError(f"{run} has no model.safetensors: it is not a finished run (pskd train --resume finishes one)")
-    about = metadata(path)
-    if about.get("task") != task:
-        raise PskdError(f"{run} is a run of {about.get('task')}, not of {task}")
-    try:
-        model = make(about)
-    except (KeyError, TypeError) as error:
-        raise PskdError(f"{path} does not say what model it holds ({error!r})") from None
-    load(model, path)
-    return model, about
+def path_of(run: Path, *, best: bool = False) -> Path:
+    """The weights of a finished run: the last epoch's, or those of the best one by the validation split."""
+    path = run / ("best.safetensors" if best else "model.safetensors")
+    if path.is_file():
+        return path
+    if best and (run / "model.safetensors").is_file():
+        raise PskdError(f"{run} has no best.safetensors: without a validation split no epoch is chosen as the best")
+    if (run / "result.json").is_file():
+        raise PskdError(f"{run} has lost its {path.name}: copy it back, or train it again with another --out")
+    raise PskdError(f"{run} has no {path.name}: it is not a finished run (pskd train --resume --out {run} finishes it)")
 
 
 def metadata(path: Path) -> dict[str, Any]:

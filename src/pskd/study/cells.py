@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 from pskd import recipes
 from pskd.config import HOW, Config, Section, flat, read_yaml, resolve, validated
 from pskd.errors import PskdError
-from pskd.runs.files import kind_errors, write_atomic
+from pskd.runs.files import one_line_errors, write_atomic
 
 Settings = dict[str, Any]
 CELL = "cell:"  # with a key: the run folder of that cell, until it is known where the runs are
@@ -125,7 +125,7 @@ class Study:
             "words": list(self.words),
             "study": self.file.model_dump(mode="json"),
         }
-        with kind_errors("study folder"):
+        with one_line_errors("study folder"):
             self.runs.mkdir(parents=True, exist_ok=True)
             write_atomic(_saved(self.folder), yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 

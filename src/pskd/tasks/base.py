@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from pskd.analysis.history import History
+from pskd.config import Config
+from pskd.errors import PskdError
 from pskd.methods.base import Loss, Method
 from pskd.runs.group import Group
-from pskd.runs.plan import Step, epoch_plan
+from pskd.runs.plan import Step, Stretch, epoch_plan
+from pskd.targets import Targets
+from pskd.tasks.predictor import Predictor
 
 
 class Evaluation(NamedTuple):
@@ -27,51 +30,66 @@ class Evaluation(NamedTuple):
     signatures: dict[str, str] = {}  # noqa: RUF012  # how a metric was computed, where that has a name of its own
 
 
-class Answer(ABC):
-    """A model's answer to one input."""
+class Shown(NamedTuple):
+    """What an observer is shown of a training batch: samples (B), logits (B, K) without gradient, who was distilled."""
 
-    @abstractmethod
-    def text(self) -> str:
-        """For people."""
-
-    @abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """For machines."""
+    index: Tensor  # type: ignore[assignment]
+    logits: Tensor
+    targets: Targets
+    distilled: Tensor | None
 
 
 class Task(ABC):
-    """A data set and what is done with a batch of it."""
+    """A data set and what is done with a batch of it. A subclass registers itself by ``registry.tasks.register``.
+
+    ``providers`` says how each thing that a method may need is made of the model and a batch; what is made by a forward
+    pass is made before the student's own.
+    """
+
+    Config: ClassVar[type[Config]]  # the settings of its runs
+    Predictor: ClassVar[type[Predictor]]  # opens its finished runs
+    default_method: ClassVar[str] = "ps_kd"
+    loads_by_name: ClassVar[bool] = False  # whether data.name is one of `registry.data`, with that one's options
+    rows_by_host: ClassVar[bool] = True  # whether row i of a bank is always trained on host i % hosts, which keeps it
+    needs_whole_model: ClassVar[str | None] = None  # why its model cannot be spread over processes, if it cannot
+    unit: ClassVar[str]  # what a sample is called in "1,200 img/s"
+    selects_by: ClassVar[str]  # the metric of `metrics.catalogue` that chooses the best epoch on the validation split
 
     config: Any  # the task's own kind of Config
-    unit: str  # what a sample is called in "1,200 img/s"
     num_classes: int
-    num_samples: int  # rows that a bank needs
+    num_samples: int  # of the training set
+    num_rows: int  # that a bank needs: one for each sample, or for each token
     fingerprint: str  # of the training data
     has_validation: bool
-    rows_by_host = True  # whether row i of a bank is always trained on host i % hosts, which then keeps it
-    records_history = False  # whether `loss` notes every sample in `history`
-    history: History | None = None  # given by the engine
-    selects_by: str  # the metric of `metrics.catalogue` that chooses the best epoch on the validation split
     notes: Sequence[str] = ()  # what the log shall say of data and model; the screen shows the first line
+    providers: Mapping[str, Callable[[nn.Module, Any], Any]]
 
     @property
     def sources(self) -> str:
         """Identity of all that a training reads: its data, and its teacher if it has one."""
         return self.fingerprint
 
+    def provide(self, method: Method) -> None:
+        """Get ready to give the method what it needs."""
+        if missing := sorted(method.needs - self.providers.keys()):
+            raise PskdError(
+                f"method={self.config.method.name} needs {missing[0]}, which {self.config.task} does not provide;"
+                f" it provides {', '.join(self.providers)}"
+            )
+
+    def provided(self, method: Method, model: nn.Module, batch: Any) -> dict[str, Any]:
+        """What the method needs of a batch, by name."""
+        return {need: self.providers[need](model, batch) for need in self.providers if need in method.needs}
+
     @abstractmethod
     def model(self) -> nn.Module:
         """The model, freshly initialised."""
 
-    def rebuilt(self, about: dict[str, Any]) -> nn.Module:
-        """The model of a finished run from its ``metadata``, for its weights to be read into."""
-        return self.model()
-
-    def plan(self, epoch: int, group: Group) -> list[Step]:
-        """This process's steps of an epoch."""
+    def plan(self, epoch: int, group: Group, stretches: Sequence[Stretch] = ()) -> list[Step]:
+        """This process's steps of an epoch, some ``stretches`` of which are behind it."""
         train = self.config.train
         return epoch_plan(
-            self.num_samples, train.batch_size, train.accumulate, train.seed, epoch, **group.place, begun=group.begun
+            self.num_samples, train.batch_size, train.accumulate, train.seed, epoch, **group.place, stretches=stretches
         )
 
     @abstractmethod
@@ -79,19 +97,16 @@ class Task(ABC):
         """One batch for every part of every step, in order."""
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Any, real: int, method: Method) -> Loss:
-        """The mean loss over what counts in a batch, the plan's ``real``; 0 of it: padding, to be ignored."""
+    def loss(self, model: nn.Module, batch: Any, real: int, method: Method) -> tuple[Loss, Shown | None]:
+        """The mean loss over what counts in a batch, the plan's ``real``; 0 of it: padding, to be ignored.
+
+        And what observers are shown, if the task has something for them.
+        """
 
     @abstractmethod
     def evaluate(self, model: nn.Module, split: str, device: torch.device, group: Group) -> Evaluation:
         """Metrics on the split "val" or "test", exact over processes."""
 
-    test_fingerprint: str | None = None  # of the test data, for tasks that have pictures
-
-    def picture(self, index: int) -> np.ndarray | None:
-        """The test sample ``index`` as an image, (H, W, C) uint8, for tasks that have images."""
-        return None
-
     @abstractmethod
     def metadata(self) -> dict[str, Any]:
-        """What is needed beside the weights to predict; saved inside model.safetensors."""
+        """What is needed beside the weights to use them; saved inside model.safetensors, read by ``Predictor``."""

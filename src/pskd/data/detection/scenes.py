@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pskd.augment.boxes import BoxAugment, Resize
 from pskd.data.splits import shield_from_signals
 from pskd.data.view import decode, pixels
 from pskd.errors import PskdError
 
-Change = BoxAugment | Resize
+Change = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""An image (C, H, W) uint8, its boxes (M, 4) and its number (1,) as another image with its boxes."""
 
 
 class Scene(NamedTuple):
@@ -100,15 +100,13 @@ class Scenes:
             )
         return image
 
-    def batches(
-        self, plan: Sequence[Tensor], change: Change, *, seed: int = 0, epoch: int = 0, workers: int = 0
-    ) -> Iterator[list[Scene]]:
+    def batches(self, plan: Sequence[Tensor], change: Change, *, workers: int = 0) -> Iterator[list[Scene]]:
         """One list of scenes for each (B,) tensor of image numbers in ``plan``, on the CPU.
 
         ``workers`` processes decode files ahead of the training; images in memory need none.
         """
         loader = DataLoader(
-            _Opener(self, plan, change, seed, epoch),
+            _Opener(self, plan, change),
             batch_size=None,
             num_workers=0 if isinstance(self.source, Tensor) else min(workers, len(plan)),
             worker_init_fn=shield_from_signals,
@@ -127,8 +125,6 @@ class _Opener(Dataset[list[Scene] | str]):
     scenes: Scenes
     plan: Sequence[Tensor]
     change: Change
-    seed: int
-    epoch: int
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -145,6 +141,4 @@ class _Opener(Dataset[list[Scene] | str]):
         mine = slice(int(scenes.offsets[number]), int(scenes.offsets[number + 1]))
         counts = ~scenes.difficult[mine]
         boxes, labels = scenes.boxes[mine][counts], scenes.labels[mine][counts]
-        if isinstance(self.change, Resize):
-            return Scene(self.change(image), boxes, labels)
-        return Scene(*self.change(image, boxes, index, seed=self.seed, epoch=self.epoch), labels)
+        return Scene(*self.change(image, boxes, index), labels)

@@ -7,7 +7,6 @@ import random
 import re
 from pathlib import Path
 
-from pskd.config.translation import DataConfig
 from pskd.data.text.pairs import Pairs, TextData, aligned, joined, lines_of, read_bytes, read_pair
 from pskd.errors import PskdError
 
@@ -22,35 +21,53 @@ _TEXT_TAG = re.compile(rb"</?(title|description)>")
 _SEGMENT = re.compile(rb'<seg id="(\d+)">(.*?)</seg>', re.DOTALL)
 
 
-def load(settings: DataConfig) -> TextData:
-    """The data set that the settings name, bad pairs left out or refused."""
-    languages = settings.source, settings.target
-    if settings.source == settings.target:
-        raise PskdError(f"data.source and data.target are both {settings.source!r}: name two languages")
-    if settings.name == "numbers":
-        data = _numbers(languages, min(settings.pairs or _TRAIN_NUMBERS, _TRAIN_NUMBERS))
+def load(
+    name: str,
+    *,
+    languages: tuple[str, str],
+    root: str | None = None,
+    test: str | None = None,
+    pairs: int | None = None,
+    on_bad: str = "refuse",
+) -> TextData:
+    """Load a data set.
+
+    Args:
+        name: numbers, files, multi30k or iwslt.
+        languages: from which and into which, as files are named by them.
+        root: the folder that holds the files; ``numbers`` has none.
+        test: the name of other test files.
+        pairs: keep the first so many training pairs only.
+        on_bad: "refuse" or "skip" pairs that are empty or no UTF-8.
+    """
+    if languages[0] == languages[1]:
+        raise PskdError(f"data.source and data.target are both {languages[0]!r}: name two languages")
+    if name == "numbers":
+        data = _numbers(languages, min(pairs or _TRAIN_NUMBERS, _TRAIN_NUMBERS))
     else:
-        if settings.root is None:
-            raise PskdError(f"data={settings.name} needs data.root=..., the folder that holds it")
-        root = Path(settings.root).expanduser()
-        if not root.is_dir():
-            raise PskdError(f"data.root={settings.root}: there is no such folder")
-        data = _iwslt(root, languages, settings) if settings.name == "iwslt" else _files(root, languages, settings)
-    if settings.pairs is not None:
-        data = TextData(data.train.subset(range(min(settings.pairs, len(data.train)))), data.test, data.val)
+        if root is None:
+            raise PskdError(f"data={name} needs data.root=..., the folder that holds it")
+        folder = Path(root).expanduser()
+        if not folder.is_dir():
+            raise PskdError(f"data.root={root}: there is no such folder")
+        if name == "iwslt":
+            data = _iwslt(folder, languages, on_bad)
+        else:
+            if name == "multi30k" and (folder / "multi30k").is_dir():
+                folder = folder / "multi30k"
+            data = _files(folder, languages, test or ("test_2016_flickr" if name == "multi30k" else "test"), on_bad)
+    if pairs is not None:
+        data = TextData(data.train.subset(range(min(pairs, len(data.train)))), data.test, data.val)
     for split in (data.train, data.test, data.val):
         if split is not None and not len(split):
             raise PskdError(f"{split.place}: no pair is left")
     return data
 
 
-def _files(root: Path, languages: tuple[str, str], settings: DataConfig) -> TextData:
-    if settings.name == "multi30k" and (root / "multi30k").is_dir():
-        root = root / "multi30k"
-    test = settings.test or ("test_2016_flickr" if settings.name == "multi30k" else "test")
+def _files(root: Path, languages: tuple[str, str], test: str, on_bad: str) -> TextData:
     has_validation = any((root / f"val.{language}{end}").exists() for language in languages for end in ("", ".gz"))
-    train, tested = (read_pair(root, stem, languages, settings.on_bad) for stem in ("train", test))
-    val = read_pair(root, "val", languages, settings.on_bad) if has_validation else None
+    train, tested = (read_pair(root, stem, languages, on_bad) for stem in ("train", test))
+    val = read_pair(root, "val", languages, on_bad) if has_validation else None
     return TextData(train, tested, val)
 
 
@@ -70,7 +87,7 @@ def _numbers(languages: tuple[str, str], count: int) -> TextData:
     return TextData(pairs(chosen[:count]), pairs(chosen[_TRAIN_NUMBERS:]))
 
 
-def _iwslt(root: Path, languages: tuple[str, str], settings: DataConfig) -> TextData:
+def _iwslt(root: Path, languages: tuple[str, str], on_bad: str) -> TextData:
     """The published files: train.tags.de-en.*, and six development and test sets joined as the test set."""
     pair = "-".join(languages)
     names = [f"train.tags.{name}" for name in (pair, "-".join(reversed(languages)))]
@@ -86,12 +103,12 @@ def _iwslt(root: Path, languages: tuple[str, str], settings: DataConfig) -> Text
             " two languages of one publication"
         )
     source, target = ([line for _, line in column] for column in columns)
-    whole = aligned(str(files[0]), source, target, [n for n, _ in columns[0]], settings.on_bad, _plain_text)
+    whole = aligned(str(files[0]), source, target, [n for n, _ in columns[0]], on_bad, _plain_text)
     every = range(len(whole))
     train = whole.subset(at for at in every if (at + 1) % _HOLD_OUT_EVERY)
     val = whole.subset(every[_HOLD_OUT_EVERY - 1 :: _HOLD_OUT_EVERY])
     test = joined(
-        f"{root}, {len(_IWSLT_TEST)} sets", [_segments(root, name, languages, settings.on_bad) for name in _IWSLT_TEST]
+        f"{root}, {len(_IWSLT_TEST)} sets", [_segments(root, name, languages, on_bad) for name in _IWSLT_TEST]
     )
     return TextData(train, test, val)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field
 
 from pskd.config import base
 from pskd.config.base import Count, EvalConfig, Section, Share
-from pskd.config.methods import HardConfig
 from pskd.config.run import Config
+from pskd.settings import How, Place
 
 
 class DataConfig(base.DataConfig):
@@ -22,7 +22,7 @@ class DataConfig(base.DataConfig):
     """
 
     name: str = "digits"
-    download: bool = False
+    download: Annotated[bool, How()] = False
     train: tuple[str, ...] = ()
     val: tuple[str, ...] = ()
     test: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class DataConfig(base.DataConfig):
     image_size: Count = 600
     max_size: Count = 1000
     on_bad: Literal["refuse", "skip"] = "refuse"
-    workers: Annotated[int, Field(ge=0)] = 2
+    workers: Annotated[int, Field(ge=0), How()] = 2
 
 
 class ModelConfig(base.ModelConfig):
@@ -48,7 +48,7 @@ class ModelConfig(base.ModelConfig):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     name: Literal["faster_rcnn"] = "faster_rcnn"
-    backbone: str | None = None
+    backbone: Annotated[str | None, Place()] = None
     weights: str | None = None
     head: Literal["fpn", "c4"] = "fpn"
     frozen: Annotated[int, Field(ge=0)] = 0
@@ -74,13 +74,4 @@ class DetectionConfig(Config):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     augment: AugmentConfig = AugmentConfig()
-    method: HardConfig = HardConfig()
     eval: EvalConfig = EvalConfig(batch_size=8)
-
-    @field_validator("method", mode="before")
-    @classmethod
-    def _only_hard(cls, value: Any) -> Any:
-        name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
-        if name != "hard":
-            raise ValueError("a detector takes hard only; other methods reach it through its trunk, model.backbone=RUN")
-        return value

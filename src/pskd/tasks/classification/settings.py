@@ -9,6 +9,7 @@ from pydantic import Field
 from pskd.config import base
 from pskd.config.base import Count, NotNegative, Positive, Section, Share
 from pskd.config.run import Config
+from pskd.settings import How
 
 
 class DataConfig(base.DataConfig):
@@ -20,12 +21,12 @@ class DataConfig(base.DataConfig):
     """
 
     name: str = "digits"
-    download: bool = False
+    download: Annotated[bool, How()] = False
     val_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     image_size: Count | None = None
     num_classes: Annotated[int, Field(ge=2)] | None = None
     per_class: Count | None = None
-    workers: Annotated[int, Field(ge=0)] = 2
+    workers: Annotated[int, Field(ge=0), How()] = 2
 
 
 class ModelConfig(base.ModelConfig):

@@ -1,0 +1,90 @@
+"""What is wrong with settings, in one line; and the list of all settings."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import ValidationError
+
+from pskd import registry
+from pskd.config.base import Section
+from pskd.config.classes import config_class, method_class
+from pskd.config.run import Config
+
+TOP_LEVEL_SHORTS = {"epochs": "train", "seed": "train", "batch_size": "train"}
+
+
+def explain(error: ValidationError, kind: type[Config]) -> str:
+    """The first thing that is wrong: what, where, what is allowed."""
+    first, more = error.errors()[0], error.error_count() - 1
+    path = [str(part) for part in first["loc"]]
+    key = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        section = _section(kind, path[:-1])
+        prefix = ".".join([*path[:-1], ""])
+        known = [prefix + name for name in section.model_fields] + ([] if path[:-1] else list(TOP_LEVEL_SHORTS))
+        near = difflib.get_close_matches(key, known, 1, cutoff=0.75) or [
+            full for full in _all_keys(kind) if full != key and full.rsplit(".", 1)[-1] == path[-1]
+        ]
+        hint = f"did you mean {near[0]}?" if near else f"allowed are {', '.join(known)}"
+        whose = f" of {section.model_fields['name'].default}" if path[0] == "method" else ""
+        text = f"{key}: unknown setting{whose}; {hint}"
+    else:
+        given = first["input"]
+        if isinstance(given, Mapping) and "name" in given:
+            given = given["name"]  # method=NAME, as it is written
+        why = (first["msg"][0].lower() + first["msg"][1:]).removeprefix("value error, ")
+        text = f"{key}={reprlib.repr(given)}: {why}"
+    return text + (f" (and {more} more)" if more else "")
+
+
+def describe() -> list[str]:
+    """Every setting with its default, section by section."""
+    shared = {name: field.annotation for name, field in Config.model_fields.items() if name != "method"}
+    sections: list[tuple[str, Any]] = []
+    for task in registry.tasks.names():
+        own = {name: field.annotation for name, field in config_class(task, None, None).model_fields.items()}
+        sections += [
+            (f"{name} (task {task})", kind)
+            for name, kind in own.items()
+            if name != "method" and shared.get(name) != kind
+        ]
+    sections += [(name, kind) for name, kind in shared.items() if name not in ("data", "model")]
+    for name in registry.methods.names():
+        sections.append((f"method={name}", method_class(name, registry.methods.find(name))))
+    lines = [
+        "epochs, seed and batch_size are short for train.epochs, ...; method=NAME for method.name=NAME, so data, model"
+    ]
+    for title, kind in sections:
+        if not (isinstance(kind, type) and issubclass(kind, Section)):
+            continue
+        prefix = title.split("=")[0].split(" ")[0]
+        about = (kind.__doc__ or "").strip().splitlines()
+        lines += ["", title, *(f"    {line.strip()}" for line in (about[:1] if prefix == "method" else about) if line)]
+        for key, field in kind.model_fields.items():
+            allowed = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+            choice = f"  ({', '.join(allowed)})" if len(allowed) > 1 else ""
+            doc = f"  # {field.description}" if field.description else ""
+            lines.append(f"  {prefix}.{key}={'' if field.default is None else field.default}{choice}{doc}")
+    return lines
+
+
+def _section(kind: type[Section], path: list[str]) -> type[Section]:
+    for part in path:
+        inner = kind.model_fields[part].annotation
+        assert isinstance(inner, type)
+        kind = inner
+    return kind
+
+
+def _all_keys(kind: type[Section], prefix: str = "") -> list[str]:
+    keys = []
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            keys += _all_keys(field.annotation, f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
+    return keys

@@ -1,0 +1,1 @@
+"""stub until core merges"""

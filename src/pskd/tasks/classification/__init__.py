@@ -1,0 +1,6 @@
+"""Image classification: images in, one of K classes out."""
+
+from pskd.tasks.classification.predictor import ClassPredictor, Prediction
+from pskd.tasks.classification.task import Classification
+
+__all__ = ["ClassPredictor", "Classification", "Prediction"]

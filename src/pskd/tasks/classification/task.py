@@ -1,0 +1,157 @@
+"""What a batch, a loss and an evaluation of image classification are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pskd import models, registry
+from pskd.augment import Augment
+from pskd.augment.mix import Mix
+from pskd.errors import PskdError
+from pskd.memory.snapshot import unwrap_model
+from pskd.methods.base import Loss, Method
+from pskd.methods.cs_kd import SameClassPartners
+from pskd.metrics import functional
+from pskd.runs.group import Group
+from pskd.runs.plan import Step
+from pskd.targets import Targets
+from pskd.tasks.base import Evaluation, Shown, Task
+from pskd.tasks.classification.predictor import ClassPredictor, load_data, score_split
+from pskd.tasks.classification.settings import ClassificationConfig
+from pskd.tasks.predictor import Predictor
+
+
+class TrainingBatch(NamedTuple):
+    """Augmented and mixed: class indices or pairs ``(a, b, lam)``, who may be distilled, and same-class partners."""
+
+    inputs: Tensor
+    targets: Targets
+    index: Tensor  # type: ignore[assignment]
+    distilled: Tensor | None
+    partner: Tensor | None
+
+
+@registry.tasks.register("classification")
+class Classification(Task):
+    """Images in, one of K classes out."""
+
+    Config = ClassificationConfig
+    Predictor = ClassPredictor
+    loads_by_name = True
+    unit = "img"
+    selects_by = "top1_error"
+
+    def __init__(self, config: ClassificationConfig) -> None:
+        self.config = config
+        self.data = load_data(config)
+        self.num_classes = len(self.data.classes)
+        self.num_samples = self.num_rows = len(self.data.train)
+        self.fingerprint = self.data.train.fingerprint
+        self.has_validation = self.data.val is not None
+        changes = config.augment
+        self.augment = Augment(
+            self.data.view, changes.crop, changes.pad, changes.flip, changes.jitter, changes.lighting
+        )
+        if changes.mix == "cutout" and changes.hole > min(self.data.view.size):
+            raise PskdError(f"augment.hole={changes.hole} is larger than the images of {self.data.view.size}")
+        self.teacher: nn.Module | None = None
+        self.partners: SameClassPartners | None = None
+        # Not through DDP: its second forward pass would overwrite buffers that the first one's backward needs.
+        self.providers = {
+            "index": lambda _, batch: batch.index,
+            "inputs": lambda _, batch: batch.inputs,
+            "partner_logits": lambda model, batch: unwrap_model(model)(batch.partner),
+            "teacher_logits": lambda _, batch: self._teacher_logits(batch.inputs),
+        }
+
+    def provide(self, method: Method) -> None:
+        super().provide(method)
+        changes = self.config.augment
+        self.mix = Mix(changes.mix, method.shares_mix, changes.hole, changes.beta, changes.mix_probability)
+        if "partner_logits" in method.needs:
+            self.partners = SameClassPartners(self.data.train.labels, self.config.train.seed)
+        if "teacher_logits" in method.needs:
+            self.teacher = self._load_teacher(getattr(self.config.method, "teacher", None))
+
+    @property
+    def sources(self) -> str:
+        if self.teacher is None:
+            return self.fingerprint
+        digest = hashlib.blake2b(self.fingerprint.encode(), digest_size=16)
+        for tensor in self.teacher.state_dict().values():
+            digest.update(tensor.cpu().flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def model(self) -> nn.Module:
+        settings = self.config.model
+        if models.is_code(settings.name):
+            registry.models.find(settings.name)
+        return models.create(settings.name, self.num_classes, self.data.view.channels, **settings.options)
+
+    def batches(self, plan: Sequence[Step], epoch: int, device: torch.device) -> Iterator[TrainingBatch]:
+        parts = [part for step in plan for part in step.parts]
+        if self.partners is not None:
+            parts = [wanted for part in parts for wanted in (part, self.partners(part, epoch))]
+        seed = self.config.train.seed
+        plain = self.data.train.batches(
+            parts, augment=self.augment, seed=seed, epoch=epoch, device=device, workers=self.config.data.workers
+        )
+        for batch in plain:
+            partner = None if self.partners is None else next(plain).inputs
+            mixed = self.mix(batch.inputs, batch.labels, batch.index, seed=seed, epoch=epoch)
+            yield TrainingBatch(mixed.images, mixed.targets, batch.index, mixed.distilled, partner)
+
+    def loss(self, model: nn.Module, batch: TrainingBatch, real: int, method: Method) -> tuple[Loss, Shown]:
+        distilled = batch.distilled
+        if real == 0:
+            distilled = torch.zeros_like(batch.index, dtype=torch.bool)
+        with torch.no_grad():
+            given = self.provided(method, model, batch)
+        logits = model(batch.inputs)
+        loss = method.loss(logits, batch.targets, distilled=distilled, **given)
+        return loss, Shown(batch.index, logits.detach(), batch.targets, batch.distilled)
+
+    def evaluate(self, model: nn.Module, split: str, device: torch.device, group: Group) -> Evaluation:
+        samples = self.data.val if split == "val" else self.data.test
+        assert samples is not None
+        log_probs = score_split(model, samples, self.num_classes, self.config, device, group)
+        metrics = functional.summarize(functional.score_samples(log_probs, samples.labels), self.config.eval.ece_bins)
+        predictions = {
+            "probs": log_probs.exp().numpy(),
+            "labels": samples.labels.numpy(),
+            "classes": np.array(self.data.classes),
+            "fingerprint": np.array(samples.fingerprint),
+        }
+        return Evaluation(metrics, predictions)
+
+    def metadata(self) -> dict[str, Any]:
+        return {
+            "task": self.config.task,
+            "model": {"name": self.config.model.name, **self.config.model.options},
+            "classes": list(self.data.classes),
+            "view": self.data.view.to_dict(),
+        }
+
+    def _teacher_logits(self, inputs: Tensor) -> Tensor:
+        assert self.teacher is not None
+        logits: Tensor = self.teacher.to(inputs.device)(inputs)
+        return logits
+
+    def _load_teacher(self, folder: str | None) -> nn.Module:
+        if folder is None:
+            raise PskdError("method.teacher is missing: name the folder of a finished run (of method=hard, usually)")
+        teacher = Predictor.from_run(Path(folder), task="classification", device="cpu")
+        assert isinstance(teacher, ClassPredictor)
+        if teacher.classes != self.data.classes or teacher.view != self.data.view:
+            raise PskdError(
+                f"method.teacher={folder} was trained on other classes or images ({len(teacher.classes)}"
+                f" classes, here {self.num_classes}): train it on the same data"
+            )
+        return teacher.model.requires_grad_(False)

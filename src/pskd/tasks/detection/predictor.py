@@ -1,0 +1,206 @@
+"""A finished detection run put to work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pskd.augment.boxes import Resize, scaled
+from pskd.config import Config
+from pskd.data import View
+from pskd.data import detection as data
+from pskd.data.detection import DetectionData, Scenes
+from pskd.data.view import decode, pixels
+from pskd.errors import PskdError
+from pskd.metrics.detection import Detections, Objects, coco_average_precision, voc_average_precision
+from pskd.models.detection import Detector, faster_rcnn, trunk_of
+from pskd.runs.files import one_line_errors
+from pskd.runs.group import Group
+from pskd.runs.sharding import is_spread
+from pskd.tasks import predictor
+from pskd.tasks.classification.predictor import rebuilt_classifier
+from pskd.tasks.predictor import Answer, Predictor
+
+READABLE = 400  # pixels of a drawing's longer side
+
+
+class About(predictor.About):
+    """The detector's settings, its trunk's model, its classes, its view (``View.to_dict``) and sizes of an image."""
+
+    trunk: dict[str, Any]
+    classes: tuple[str, ...]
+    view: dict[str, Any]
+    resize: tuple[int, int]
+
+
+class Found(Answer):
+    """The objects on one image, and where they were drawn."""
+
+    def __init__(self, image: str, objects: list[dict[str, Any]], drawing: Path) -> None:
+        self.image, self.objects, self.drawing = image, objects, drawing
+
+    def text(self) -> str:
+        return json.dumps(self.to_dict())  # people look at the drawing
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"image": self.image, "objects": self.objects, "drawing": str(self.drawing)}
+
+
+class DetectionPredictor(Predictor):
+    """A detector with its classes and sizes; the run of its trunk may be gone."""
+
+    About = About
+    options = frozenset({"min_score", "draw"})
+
+    @classmethod
+    def build(cls, about: About, *, allow_code: bool = False) -> Detector:
+        options = dict(about.trunk)
+        try:
+            classes, channels = int(options.pop("classes")), int(options.pop("channels"))
+        except (KeyError, TypeError, ValueError):
+            raise PskdError("the run folder does not say what trunk its detector has") from None
+        classifier = rebuilt_classifier(options, classes, channels, allow_code=allow_code)
+        return detector_of(classifier, about.model_dump())
+
+    @torch.no_grad()
+    def predict(
+        self, inputs: Sequence[str], min_score: float = 0.5, draw: Path | None = None, **_: Any
+    ) -> Iterator[Found | PskdError]:
+        """The objects on each image file with a score of at least ``min_score``, drawn into PNG files in ``draw``."""
+        if not inputs:
+            raise PskdError("which images? for example: pskd predict RUN photo.jpg")
+        resize, channels, classes = Resize(*self.about.resize), self.about.view["channels"], self.about.classes
+        folder = draw or self.run / "drawn"
+        with one_line_errors("drawings"):
+            folder.mkdir(parents=True, exist_ok=True)
+        for number, name in enumerate(inputs):
+            try:
+                image = pixels(decode(name, channels))
+            except PskdError as error:
+                yield error
+                continue
+            ((seen, answer),) = _detected(self.model, [resize.resized(image)], self.device)
+            kept = answer["scores"] >= min_score
+            boxes = scaled(answer["boxes"][kept].cpu().float(), seen, tuple(image.shape[1:]))
+            found = [
+                {"class": classes[label - 1], "score": score, "box": [round(edge, 2) for edge in box]}
+                for box, label, score in zip(
+                    boxes.tolist(), answer["labels"][kept].tolist(), answer["scores"][kept].tolist(), strict=True
+                )
+            ]
+            drawing = folder / f"{number:03d}-{Path(name).stem}.png"
+            _draw(image, boxes, found, drawing)
+            yield Found(name, found, drawing)
+
+    def evaluate(self, config: Config, split: str, group: Group) -> dict[str, Any]:
+        found = load_data(config)
+        if found.classes != self.about.classes:
+            raise PskdError(
+                f"{self.run} knows the classes {', '.join(self.about.classes)}, the data has {', '.join(found.classes)}"
+            )
+        scenes = {"test": found.test, "val": found.val}.get(split)
+        if scenes is None:
+            allowed = "test" if found.val is None else "test, val"
+            raise PskdError(f"split {split!r} is not there; allowed are {allowed}")
+        objects, detections = detect_split(self.model, scenes, Resize(*self.about.resize), config, self.device, group)
+        return detection_metrics(objects, detections, len(scenes), found.classes)
+
+
+def load_data(config: Any) -> DetectionData:
+    """The data set of a configuration."""
+    settings = config.data
+    return data.load(
+        settings.name,
+        splits={"train": settings.train, "val": settings.val, "test": settings.test},
+        counts={"train": settings.train_images, "val": settings.val_images, "test": settings.test_images},
+        root=settings.root,
+        classes=settings.classes,
+        download=settings.download,
+        skip_bad=settings.on_bad == "skip",
+        seed=config.train.seed,
+    )
+
+
+@torch.no_grad()
+def detect_split(
+    model: nn.Module, scenes: Scenes, resize: Resize, config: Any, device: torch.device, group: Group
+) -> tuple[Objects, Detections]:
+    """The objects of a split, and what the model finds in its images."""
+    model.eval()
+    share = group.share(len(scenes), even=is_spread(model))
+    batches = scenes.batches(torch.split(share, config.eval.batch_size), resize, workers=config.data.workers)
+    limit = config.model.max_detections
+    rows = torch.full((len(share), limit, 6), torch.nan)  # image after image: box, label, score
+    answers = (answer for batch in batches for answer in _detected(model, [scene.image for scene in batch], device))
+    for row, size, (seen, answer) in zip(rows, scenes.sizes[share].tolist(), answers, strict=True):
+        boxes = scaled(answer["boxes"].cpu().float(), seen, size)
+        columns = (boxes, answer["labels"].cpu()[:, None] - 1, answer["scores"].cpu()[:, None])
+        row[: len(boxes)] = torch.cat(columns, 1)
+    everything = group.gather(rows, len(scenes))
+    found = everything[..., 5].isfinite()
+    kept = everything[found].double().numpy()
+    detections = Detections(found.nonzero()[:, 0].numpy(), kept[:, 4].astype(np.int64), kept[:, :4], kept[:, 5])
+    objects = Objects(
+        scenes.image_of_object.numpy(),
+        scenes.labels.numpy(),
+        scenes.boxes.double().numpy(),
+        scenes.difficult.numpy(),
+    )
+    return objects, detections
+
+
+def detection_metrics(objects: Objects, detections: Detections, images: int, classes: Sequence[str]) -> dict[str, Any]:
+    """All in 0..1. A class of which the split has no object has no AP."""
+    voc = voc_average_precision(objects, detections, len(classes))
+    coco = coco_average_precision(objects, detections, images, len(classes))
+
+    def by_class(values: np.ndarray) -> dict[str, float]:
+        return {name: float(value) for name, value in zip(classes, values, strict=True) if np.isfinite(value)}
+
+    return {
+        "map50": float(np.nanmean(voc.area)),
+        "map50_11point": float(np.nanmean(voc.eleven_point)),
+        "coco_ap": coco.ap,
+        "coco_ap50": coco.ap50,
+        "coco_ap75": coco.ap75,
+        "ap_per_class": by_class(voc.area),
+        "ap_per_class_11point": by_class(voc.eleven_point),
+    }
+
+
+def detector_of(classifier: nn.Module, about: dict[str, Any]) -> Detector:
+    options = {key: value for key, value in about["model"].items() if key not in ("name", "backbone", "weights")}
+    trunk = trunk_of(classifier, f"{about['model']['backbone']} ({about['trunk']['name']})")
+    view = View.from_dict(about["view"])
+    return faster_rcnn(trunk, len(about["classes"]), mean=view.mean, std=view.std, **options)
+
+
+def model_input(image: Tensor, device: torch.device) -> Tensor:
+    return image.to(device, non_blocking=True).float().div_(255)
+
+
+def _detected(
+    model: nn.Module, images: list[Tensor], device: torch.device
+) -> list[tuple[tuple[int, ...], dict[str, Tensor]]]:
+    """The size (height, width) of each image as the model saw it, and what is on it, the likeliest first."""
+    answers = model([model_input(image, device) for image in images])
+    return [(tuple(image.shape[1:]), answer) for image, answer in zip(images, answers, strict=True)]
+
+
+def _draw(image: Tensor, boxes: Tensor, found: list[dict[str, Any]], file: Path) -> None:
+    """A small image is drawn several times as large, so that its captions can be read."""
+    from PIL import Image
+    from torchvision.utils import draw_bounding_boxes
+
+    times = max(1, READABLE // max(image.shape[1:]))
+    canvas = image.expand(3, -1, -1).repeat_interleave(times, 1).repeat_interleave(times, 2)
+    if found:
+        captions = [f"{item['class']} {item['score']:.2f}" for item in found]
+        canvas = draw_bounding_boxes(canvas, boxes * times, captions, colors="red")
+    Image.fromarray(canvas.permute(1, 2, 0).numpy()).save(file)

@@ -1,0 +1,132 @@
+"""A finished run, opened by one class from what is saved beside its weights: nothing is rebuilt from data."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import nn
+
+from pskd import registry
+from pskd.config import Config
+from pskd.errors import PskdError
+from pskd.runs import weights
+from pskd.runs.devices import usable_device
+from pskd.runs.folder import RunFolder
+from pskd.runs.group import Group
+
+# Options of a model that say where weights come from or what code computes it. The weights are in the run's own file,
+# and nothing that a stranger's folder names is loaded, fetched or run.
+_LOADS = re.compile(
+    r"pretrained|checkpoint|weight|cache|hub|file|path|url|repo|kernel|implementation|code|token|revision"
+)
+_PLAIN_TEXT = re.compile(r"[A-Za-z0-9_]{1,40}")
+
+
+class About(BaseModel):
+    """What was saved beside the weights: a task's own class adds to it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    task: str
+    model: dict[str, Any]
+
+
+class Answer(ABC):
+    """A model's answer to one input."""
+
+    @abstractmethod
+    def text(self) -> str:
+        """For people."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """For machines."""
+
+
+class Predictor(ABC):
+    """A model with all that is needed to use it. ``Predictor.from_run`` opens one of whatever task.
+
+    Args:
+        run: the folder it comes from.
+        about: what was saved beside its weights.
+        model: with its weights, on ``device``, in evaluation mode.
+    """
+
+    About: ClassVar[type[About]] = About
+    options: ClassVar[frozenset[str]] = frozenset()  # of ``predict``
+
+    def __init__(self, run: Path, about: Any, model: nn.Module, device: torch.device) -> None:
+        self.run, self.about, self.device = run, about, device
+        self.model = model.to(device).eval()
+
+    @staticmethod
+    def from_run(
+        run: Path, *, task: str | None = None, best: bool = False, device: str | None = None, allow_code: bool = False
+    ) -> Predictor:
+        """Open a finished run.
+
+        Args:
+            run: its folder.
+            task: what it has to be a run of.
+            best: the weights of the best epoch by the validation split instead of the last one's.
+            device: by default that of the run if it is here, else the CPU.
+            allow_code: import code that the folder names; a folder may come from a stranger.
+        """
+        path = weights.path_of(run, best=best)
+        raw = weights.metadata(path)
+        if task is not None and raw.get("task") != task:
+            raise PskdError(f"{run} is a run of {raw.get('task')}, not of {task}")
+        kind = registry.tasks.load(str(raw.get("task")), allow_code=allow_code).Predictor
+        try:
+            about = kind.About.model_validate(raw)
+            model = kind.build(about, allow_code=allow_code)
+        except ValidationError as error:
+            where = ".".join(str(part) for part in error.errors()[0]["loc"])
+            raise PskdError(f"{path} does not say what model it holds ({where}: {error.errors()[0]['msg']})") from None
+        weights.load(model, path)
+        wanted = device or RunFolder(run).config().train.device
+        predictor: Predictor = kind(run, about, model, usable_device(wanted))
+        return predictor
+
+    @classmethod
+    @abstractmethod
+    def build(cls, about: Any, *, allow_code: bool = False) -> nn.Module:
+        """The model that ``about`` describes, for its weights to be read into."""
+
+    @abstractmethod
+    def predict(self, inputs: Sequence[str], **options: Any) -> Iterator[Answer | PskdError]:
+        """What the model makes of each input; one that cannot be read yields its error instead."""
+
+    @abstractmethod
+    def evaluate(self, config: Config, split: str, group: Group) -> dict[str, Any]:
+        """Metrics on a split of the data that the configuration names, seen as the run's own data was."""
+
+
+def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a model that a run folder names: plain values only, and none that loads anything.
+
+    Where an option only says where the first weights came from, it is left out: the run has its own.
+    """
+    kept = {}
+    for name, value in options.items():
+        if _LOADS.search(name.lower()):
+            if value in (None, False, True) or (name == "weights" and isinstance(value, str)):
+                continue
+            raise PskdError(f"model.{name}: a run folder may not name what a model loads")
+        if not all(_is_plain(item) for item in (value if isinstance(value, list | tuple) else [value])):
+            raise PskdError(f"model.{name}: a run folder may hold numbers and simple names only")
+        kept[name] = value
+    return kept
+
+
+def _is_plain(value: Any) -> bool:
+    return (
+        value is None
+        or isinstance(value, bool | int | float)
+        or bool(isinstance(value, str) and _PLAIN_TEXT.fullmatch(value))
+    )

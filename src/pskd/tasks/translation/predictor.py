@@ -1,0 +1,130 @@
+"""A finished translation run put to work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pskd.config import Config
+from pskd.data.text import sources
+from pskd.data.text.pairs import TextData
+from pskd.data.text.tokenizer import Tokenizer
+from pskd.errors import PskdError
+from pskd.models import seq2seq
+from pskd.models.seq2seq import POSITIONS, Seq2Seq
+from pskd.runs.group import Group
+from pskd.tasks import predictor
+from pskd.tasks.predictor import Answer, Predictor, plain_options
+from pskd.tasks.translation.scores import Encoded, translate_split
+
+BATCH = 64  # sentences that are translated at a time
+
+
+class About(predictor.About):
+    """The model's name and options, its tokenizer as JSON, and the settings of its search."""
+
+    tokenizer: str
+    search: dict[str, float]
+
+
+class TranslatedText(Answer):
+    """One sentence and what it became."""
+
+    def __init__(self, source: str, translation: str) -> None:
+        self.source, self.translation = source, translation
+
+    def text(self) -> str:
+        return self.translation
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"source": self.source, "translation": self.translation}
+
+
+class TranslationPredictor(Predictor):
+    """A translator with its vocabulary."""
+
+    About = About
+    options = frozenset({"texts"})
+    model: Seq2Seq
+
+    def __init__(self, run: Path, about: About, model: nn.Module, device: torch.device) -> None:
+        super().__init__(run, about, model, device)
+        self.tokenizer = Tokenizer.from_json(about.tokenizer)
+
+    @classmethod
+    def build(cls, about: About, *, allow_code: bool = False) -> Seq2Seq:
+        name, options = about.model.get("name"), {key: value for key, value in about.model.items() if key != "name"}
+        return seq2seq_model({"name": str(name), **plain_options(options)}, len(Tokenizer.from_json(about.tokenizer)))
+
+    @torch.no_grad()
+    def predict(
+        self, inputs: Sequence[str], texts: Sequence[str] = (), **_: Any
+    ) -> Iterator[TranslatedText | PskdError]:
+        """Translations of the ``texts``, then of every line of the files ``inputs``; without either, of what is piped."""
+        lines = _lines(inputs, texts)
+        while group := list(islice(lines, BATCH)):
+            wanted = [text for text in group if isinstance(text, str) and text.strip()]
+            found: Iterator[str] = iter(())
+            if wanted:
+                source, mask, _index = self.tokenizer.encode(wanted, POSITIONS).batch(torch.arange(len(wanted)))
+                found = iter(
+                    self.tokenizer.decode(
+                        self.model.translate(source.to(self.device), mask.to(self.device), **self.about.search).cpu()
+                    )
+                )
+            for text in group:
+                if isinstance(text, PskdError):
+                    yield text
+                else:
+                    yield TranslatedText(text, next(found) if text.strip() else "")
+
+    def evaluate(self, config: Config, split: str, group: Group) -> dict[str, Any]:
+        found = load_data(config)
+        pairs = {"test": found.test, "val": found.val}.get(split)
+        if pairs is None:
+            allowed = "test" if found.val is None else "test, val"
+            raise PskdError(f"split {split!r} is not there; allowed are {allowed}")
+        evaluation = translate_split(
+            self.model, Encoded.of(pairs, self.tokenizer), self.tokenizer, config, self.device, group
+        )
+        return {**evaluation.metrics, "signatures": evaluation.signatures}
+
+
+def load_data(config: Any) -> TextData:
+    """The data set of a configuration."""
+    settings = config.data
+    return sources.load(
+        settings.name,
+        root=settings.root,
+        languages=(settings.source, settings.target),
+        test=settings.test,
+        pairs=settings.pairs,
+        on_bad=settings.on_bad,
+    )
+
+
+def seq2seq_model(settings: dict[str, Any], vocabulary: int) -> Seq2Seq:
+    options = dict(settings)
+    return seq2seq.create(options.pop("name"), vocabulary, **options)
+
+
+def _lines(files: Sequence[str], texts: Sequence[str]) -> Iterator[str | PskdError]:
+    yield from texts
+    for name in files or (["-"] if not texts else []):
+        if name == "-" and sys.stdin.isatty():
+            raise PskdError('which text? for example: pskd predict RUN --text "Guten Morgen", or a file, or a pipe')
+        try:
+            with open(0 if name == "-" else name, "rb", closefd=name != "-") as file:
+                for number, raw in enumerate(file, 1):
+                    try:
+                        yield raw.decode("utf-8").rstrip("\r\n")
+                    except UnicodeDecodeError:
+                        yield PskdError(f"{name}, line {number}: not UTF-8")
+        except OSError as error:
+            yield PskdError(f"cannot read '{name}' ({error.strerror})")
