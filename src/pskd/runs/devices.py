@@ -1,0 +1,30 @@
+"""Which device a run is made on, or used on."""
+
+from __future__ import annotations
+
+import torch
+
+from pskd.errors import PskdError
+
+
+def uses_cpu(device: str) -> bool:
+    """Whether a run with this setting belongs on the CPU."""
+    available = torch.accelerator.is_available()
+    if device == "auto":
+        return not available
+    kind = device.split(":")[0]
+    if kind == "cpu":
+        return True
+    if not available or torch.accelerator.current_accelerator().type != kind:  # type: ignore[union-attr]
+        raise PskdError(f"train.device={device!r} is not available here; allowed are auto and cpu")
+    return False
+
+
+def usable_device(setting: str) -> torch.device:
+    """The run's own device where it is here, else the CPU: a model trained elsewhere can be used anywhere."""
+    try:
+        on_cpu = uses_cpu(setting)
+    except PskdError:
+        on_cpu = True
+    accelerator = None if on_cpu else torch.accelerator.current_accelerator()
+    return accelerator or torch.device("cpu")
