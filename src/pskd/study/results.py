@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pskd.analysis import history
 from pskd.config import PLACES, Config, differences, flat
 from pskd.errors import PskdError
 from pskd.metrics.catalogue import METRICS
 from pskd.metrics.functional import confidence_and_correct
-from pskd.runs import predictions
+from pskd.runs import history, predictions
 from pskd.runs.folder import RunFolder
 from pskd.runs.predictions import Predictions
 from pskd.study.cells import Cell, Paper, Show, Study, is_study
