@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pskd.methods.base import Method
-from pskd.methods.ps_kd import PSKD
 from pskd.runs.group import Group
 from pskd.runs.history import HEADER, PER_SAMPLE, RESCALED
 from pskd.targets import Labels, Past
@@ -30,8 +29,8 @@ class History:
         self._rescaled: Tensor | None = None
 
     def attach(self, method: Method) -> None:
-        """Let PS-KD show the past that it softens targets with."""
-        if self.num_samples and isinstance(method, PSKD):
+        """Let a method that has a past to soften targets with show it."""
+        if self.num_samples and hasattr(method, "watch"):
             method.watch = self._compare
 
     @torch.no_grad()

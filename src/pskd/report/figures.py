@@ -297,7 +297,7 @@ def hard_examples(rows: Sequence[Row], frame: str, suffix: str, palette: Palette
             "hard_examples",
             f"hard-{part}{suffix}",
             _titled(f"{title} of hard samples", frame),
-            f"{title} of the {found.samples} samples that {found.chosen_by} was right on least often"
+            f"{title} of the {found.samples} samples that {found.baseline} was right on least often"
             f" (in at most {found.most_often} of {found.epochs} epochs). In the last epoch: {last}.",
             draw,
         )

@@ -137,6 +137,16 @@ def collect(paths: Sequence[Path]) -> list[Collection]:
     return studies + [_of_runs(titles[task], runs) for task, runs in single.items()]
 
 
+def is_plain(config: Config) -> bool:
+    """Whether a run is trained on its labels alone: what the other methods are compared with."""
+    return config.method.name == "hard"
+
+
+def plain_row(rows: Sequence[Row]) -> Row | None:
+    """The baseline of a frame: its first row that is trained on labels alone."""
+    return next((row for row in rows if is_plain(row.runs[0].config)), None)
+
+
 def _of_study(study: Study) -> Collection:
     show = study.file.show
     rows: dict[tuple[str, ...], tuple[Cell, list[Run]]] = {}
@@ -170,7 +180,7 @@ def _of_runs(title: str, runs: Sequence[Run]) -> Collection:
     varying = [key for key in keys if len({str(tree[key]) for tree in settings if key in tree}) > 1]
     rows: dict[tuple[str, ...], list[Run]] = {}
     for run, tree in zip(runs, settings, strict=True):
-        rows.setdefault(tuple(_said(key, tree[key]) for key in varying if key in tree), []).append(run)
+        rows.setdefault(tuple(_setting(key, tree[key]) for key in varying if key in tree), []).append(run)
     made = []
     for parts, members in rows.items():
         if len({run.seed for run in members}) < len(members):
@@ -182,7 +192,7 @@ def _of_runs(title: str, runs: Sequence[Run]) -> Collection:
     return Collection(title, "", made)
 
 
-def _said(key: str, value: Any) -> str:
+def _setting(key: str, value: Any) -> str:
     return str(value) if key.endswith(".name") else f"{key}={value}"
 
 
