@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pskd.config import Config
-from pskd.metrics.catalogue import METRICS
+from pskd.metrics.catalogue import METRICS, metrics_of
 from pskd.tasks.base import Task
 
 
@@ -24,11 +24,8 @@ def epoch_line(record: dict[str, Any], epochs: int, speed: float, unit: str, lef
         parts.append(f"alpha {record['alpha_t']:.3f}")
     for split in ("val", "test"):
         if split in record:
-            shown = [
-                metric.line.format(record[split][name])
-                for name, metric in METRICS.items()
-                if metric.line is not None and name in record[split]
-            ]
+            lines = {name: METRICS[name].line for name in metrics_of(record[split])}
+            shown = [line.format(record[split][name]) for name, line in lines.items() if line is not None]
             parts.append(f"{split}: {', '.join(shown)}")
     return " · ".join([*parts, f"{speed:,.0f} {unit}/s", f"{left} left"])
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pskd.config import PLACES, Config, differences, flat
 from pskd.errors import PskdError
-from pskd.metrics.catalogue import METRICS
+from pskd.metrics.catalogue import metrics_of
 from pskd.metrics.functional import confidence_and_correct
 from pskd.runs import history, predictions
 from pskd.runs.folder import RunFolder
@@ -115,7 +115,8 @@ class Collection:
     @cached_property
     def columns(self) -> tuple[str, ...]:
         """The metrics to show: the study's, or all that every row has."""
-        there = [name for name in METRICS if all(row.values(name) for row in self.rows)]
+        names = metrics_of(self.rows[0].runs[0].metrics) if self.rows else []
+        there = [name for name in names if all(row.values(name) for row in self.rows)]
         return tuple(name for name in self.show.columns if name in there) or tuple(there)
 
     @property
