@@ -18,9 +18,8 @@ from typing import Any
 
 from pskd.config import resolve
 from pskd.engine.loop import train
-from pskd.metrics.catalogue import METRICS
+from pskd.metrics.catalogue import METRICS, paper_columns
 from pskd.recipes import read_recipe
-from pskd.report.tables import PAPER_COLUMNS
 from pskd.study.cells import read_study
 
 STUDY = read_study("studies/cifar100_small")
@@ -43,16 +42,16 @@ def main() -> None:
     if len(given.seeds) < 2:
         parser.error("--seeds: give at least two, or there is no deviation")
     dense = [result(given.data, given.runs / f"ps_kd-{seed}", seed) for seed in given.seeds]
-    rows = {"dense": dense}
+    rows, names = {"dense": dense}, paper_columns(dense[0])
     for k in given.kept:
         words = "method.form=topk", f"method.k={k}"
         topk = [result(given.data, given.runs / f"ps_kd-top{k}-{seed}", seed, *words) for seed in given.seeds]
         rows[f"top {k} minus dense"] = [
-            {name: own[name] - whole[name] for name in PAPER_COLUMNS} for own, whole in zip(topk, dense, strict=True)
+            {name: own[name] - whole[name] for name in names} for own, whole in zip(topk, dense, strict=True)
         ]
-    print(f"{'':<20}" + "".join(f"{METRICS[name].title:>20}" for name in PAPER_COLUMNS))
+    print(f"{'':<20}" + "".join(f"{METRICS[name].heading:>20}" for name in names))
     for title, results in rows.items():
-        columns = [[one[name] for one in results] for name in PAPER_COLUMNS]
+        columns = [[one[name] for one in results] for name in names]
         cells = [f"{statistics.mean(column):.3f} +- {statistics.stdev(column):.3f}" for column in columns]
         print(f"{title:<20}" + "".join(f"{cell:>20}" for cell in cells))
 

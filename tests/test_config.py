@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from pskd.config.classification import ClassificationConfig
 
 from pskd.config import OptimConfig, PSKDConfig, differences, resolve, validated
-from pskd.config.classification import ClassificationConfig
 from pskd.errors import PskdError
 
 RECIPE = {"about": "x", "method": "ps_kd", "methods": {"ps_kd": {"alpha": 0.7}}, "epochs": 7, "optim": {"lr": 0.5}}

@@ -185,13 +185,13 @@ def ensemble(
     """Average the predictions of several runs."""
     _need_workbench()
     from pskd.analysis.ensembles import ensemble as average
-    from pskd.report.tables import PAPER_COLUMNS, comparison
+    from pskd.report.tables import comparison
 
     results = average(runs, bins)
     if as_json:
         print(json.dumps(results["ensemble"]))
     else:
-        print("\n".join([*comparison(results, PAPER_COLUMNS), f"(ECE with {bins} bins; * is the best of a column)"]))
+        print("\n".join([*comparison(results), f"(ECE with {bins} bins; * is the best of a column)"]))
 
 
 @app.command(

@@ -9,7 +9,7 @@ import pytest
 
 from pskd.analysis.ensembles import ensemble, read
 from pskd.errors import PskdError
-from pskd.report.tables import PAPER_COLUMNS, comparison
+from pskd.report.tables import comparison
 
 
 def run(folder: Path, seed: int, *, classes: str = "abc", fingerprint: str = "x") -> Path:
@@ -30,7 +30,7 @@ def test_it_is_the_mean_of_the_probabilities(tmp_path: Path) -> None:
     assert results["ensemble"]["top1_error"] == pytest.approx(100 * (mean.argmax(1) != labels).mean())
     assert results["ensemble"]["nll"] == pytest.approx(-np.log(mean[np.arange(50), labels]).mean(), rel=1e-6)
     assert list(results) == [*map(str, runs), "ensemble"]
-    lines = comparison(results, PAPER_COLUMNS)
+    lines = comparison(results)
     assert len(lines) == 5
     assert len({len(line) for line in lines}) == 1
 

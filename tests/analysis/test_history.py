@@ -15,9 +15,10 @@ import torch
 from helpers import small
 from processes import in_child
 
-from pskd.analysis.history import Epochs, History, only_rescaled, read
+from pskd.analysis.history import History, only_rescaled
 from pskd.engine.loop import train
 from pskd.runs.group import Group
+from pskd.runs.history import Epochs, read
 from pskd.targets import Past
 
 HERE = torch.device("cpu")

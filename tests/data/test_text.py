@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from pskd.config.translation import DataConfig
+
 from pskd.data.text.buckets import Buckets, padding_share
 from pskd.data.text.pairs import TextData
 from pskd.data.text.sources import load

@@ -17,6 +17,7 @@ import pytest
 import torch
 from chaos import tiny
 from helpers import small
+from pskd.use.evaluate import evaluate
 
 from pskd.analysis.ensembles import read
 from pskd.engine.loop import train
@@ -25,7 +26,6 @@ from pskd.memory.bank import PredictionBank
 from pskd.runs import checkpoint
 from pskd.runs.checkpoint import Checkpoints
 from pskd.runs.folder import RunFolder
-from pskd.use.evaluate import evaluate
 
 
 class Hostile:

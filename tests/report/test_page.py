@@ -9,8 +9,10 @@ import pytest
 from browser import Browser
 
 from pskd.errors import PskdError
-from pskd.report.figures import FORMATS, Figure, figures
-from pskd.report.page import Section, report
+from pskd.report.figure import FORMATS, Figure
+from pskd.report.figures import figures
+from pskd.report.page import Part, report
+from pskd.report.samples import side_by_side
 from pskd.study.cells import Study
 from pskd.study.results import Collection, collect
 
@@ -98,10 +100,18 @@ def test_two_hundred_runs(two_hundred: list[Path], tmp_path: Path) -> None:
 def test_what_a_page_leaves_out_it_says() -> None:
     drawn = [Figure("reliability", f"reliability-{place}", "", "", lambda axes: None) for place in range(17)]
     drawn.append(Figure("ablation", "ablation", "", "", lambda axes: None))
-    section = Section("", Collection("", "", []), [], drawn, None, [], [])
-    (title, diagrams, left_out), (_, ablation, nothing) = section.shown
+    part = Part("", Collection("", "", []), [], drawn, None, [], [])
+    (title, diagrams, left_out), (_, ablation, nothing) = part.shown
     assert (title, diagrams, ablation, nothing) == ("Reliability diagrams", drawn[:15], drawn[17:], "")
     assert left_out.startswith("The first 15 of 17")
+
+
+def test_the_baseline_comes_first_wherever_it_stands(finished: Study) -> None:
+    rows = collect([finished.folder])[0].rows
+    pair, turned = side_by_side(rows), side_by_side(rows[::-1])
+    assert pair is not None
+    assert turned is not None
+    assert pair.names == turned.names == (rows[0].short, "PS-KD")
 
 
 def test_mistakes(tmp_path: Path, finished: Study) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pskd.runs.checkpoint import Checkpoints, load
 from pskd.errors import PskdError
+from pskd.runs.checkpoint import Checkpoints, load
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from helpers import small
 from processes import in_child
 
 from pskd.engine.loop import train
-from pskd.runs.folder import RunFolder
 from pskd.errors import PskdError
+from pskd.runs.folder import RunFolder
 
 
 def test_in_use_by_another_process(tmp_path: Path) -> None:

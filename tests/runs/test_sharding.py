@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from pskd import models
 from pskd.config import Config, resolve
-from pskd.runs import sharding
 from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.recipes import read_recipe
+from pskd.runs import sharding
 
 
 def on_two(work: Callable[[], object]) -> None:

@@ -17,6 +17,7 @@ import torch
 from helpers import metrics_of, small
 from PIL import Image
 from processes import in_child
+from pskd.use.evaluate import evaluate
 from safetensors.torch import load_file
 
 from pskd.config import Config, resolve
@@ -27,7 +28,6 @@ from pskd.recipes import read_recipe
 from pskd.report.tables import result_lines
 from pskd.tasks import predict
 from pskd.tasks.detection import Detection
-from pskd.use.evaluate import evaluate
 
 TINY = (
     "data.train_images=12",

@@ -1,4 +1,4 @@
-"""What the record of every training sample shows: hard examples, and how PS-KD rescales gradients."""
+"""What the record of every training sample shows: hard examples, and how a past rescales gradients."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pskd.config import PSKDConfig
-from pskd.study.results import Row, Run
+from pskd.study.results import Row, Run, plain_row
 
 HARD, SHARE = 100, 10  # so many samples, and at most one in so many
 EPOCHS = 60  # at most, of a curve
@@ -23,9 +22,9 @@ class Probabilities(NamedTuple):
 
 class HardExamples(NamedTuple):
     lines: Mapping[str, Probabilities]
-    chosen_by: str
+    baseline: str  # the row that they are hard for
     samples: int
-    most_often: int  # how often the plain run was right on the easiest of them
+    most_often: int  # how often the baseline was right on the easiest of them
     epochs: int
 
 
@@ -45,32 +44,30 @@ def over_training(rows: Sequence[Row]) -> HardExamples | None:
     Of each row the first run that saw the same data as the plain one. None without a plain run that has recorded its
     samples.
     """
-    plain = next((row for row in rows if row.runs[0].config.method.name == "hard"), None)
-    chooser = None if plain is None else next((run for run in plain.runs if run.history is not None), None)
-    if plain is None or chooser is None or chooser.history is None:
+    plain = plain_row(rows)
+    baseline = None if plain is None else next((run for run in plain.runs if run.history is not None), None)
+    if plain is None or baseline is None or baseline.history is None:
         return None
-    right = chooser.history.times_correct()
+    right = baseline.history.times_correct()
     hardest = np.argsort(right, kind="stable")[: max(1, min(HARD, len(right) // SHARE))]
     lines = {}
     for row in rows:
-        same = (run.history for run in row.runs if _data(run) == _data(chooser))
+        same = (run.history for run in row.runs if _data(run) == _data(baseline))
         if (recorded := next((found for found in same if found is not None), None)) is not None:
             found = recorded.of(samples=np.sort(hardest))
             lines[row.short] = Probabilities(_mean(found.target), _mean(found.maximum))
-    return HardExamples(lines, plain.short, len(hardest), int(right[hardest].max()), chooser.history.num_epochs)
+    return HardExamples(lines, plain.short, len(hardest), int(right[hardest].max()), baseline.history.num_epochs)
 
 
 def rescaling(row: Row) -> Rescaling | None:
-    """``1 - alpha_t * gamma_(t-1) / gamma_t`` of a PS-KD row's first seed; None for other methods."""
-    if not isinstance(row.runs[0].config.method, PSKDConfig):
-        return None
+    """``1 - alpha_t * gamma_(t-1) / gamma_t`` of a row's first seed; None if it recorded no alpha_t, or no samples."""
     recorded = row.runs[0].history
     alphas = {record["epoch"]: record["alpha_t"] for record in row.runs[0].epochs if "alpha_t" in record}
     if recorded is None or recorded.num_epochs < 2 or len(alphas) < recorded.num_epochs:
         return None
-    chosen = np.unique(np.linspace(1, recorded.num_epochs - 1, min(EPOCHS, recorded.num_epochs - 1)).astype(int))
+    epochs = np.unique(np.linspace(1, recorded.num_epochs - 1, min(EPOCHS, recorded.num_epochs - 1)).astype(int))
     quartiles, shares = [], []
-    for epoch in chosen.tolist():
+    for epoch in epochs.tolist():
         pair = recorded.of([epoch - 1, epoch])
         (before, now), held = pair.wrong, pair.rescaled[1]
         known = ~np.isnan(before) & ~np.isnan(now)
@@ -79,7 +76,7 @@ def rescaling(row: Row) -> Rescaling | None:
         factor = 1 - alphas[epoch + 1] * before[use] / now[use]
         quartiles.append(np.percentile(factor, (25, 50, 75)) if use.any() else [np.nan] * 3)
     lower, median, upper = np.array(quartiles).T
-    return Rescaling(chosen + 1, lower, median, upper, np.array(shares))
+    return Rescaling(epochs + 1, lower, median, upper, np.array(shares))
 
 
 def _data(run: Run) -> tuple[int, str]:

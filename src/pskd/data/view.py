@@ -90,37 +90,6 @@ def centred(image: Image.Image, size: tuple[int, int], resize: int | None) -> Im
     return image.crop((left, top, left + width, top + height))
 
 
-def decode(self, source: Source) -> Image.Image:
-        """Read an image file in its own size, upright, in this view's channels."""
-        return decode(source, self.channels)
-
-    def cut(self, image: Image.Image, box: tuple[int, int, int, int]) -> Tensor:
-        """A box (left, top, right, bottom) of a decoded image, scaled to the view's size: uint8 (C, H, W)."""
-        return pixels(image.crop(box).resize(self.size[::-1], Image.Resampling.BILINEAR))
-
-    def normalize(self, images: Tensor) -> Tensor:
-        """Pixels in 0..255 (uint8 or float, (B, C, H, W)) as the model's float32 input on the same device."""
-        factor = tuple(1 / (255 * std) for std in self.std)
-        shift = tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
-        shape = (self.channels, 1, 1)
-        inputs = images.to(torch.float32, copy=True)
-        inputs *= constant(factor, torch.float32, images.device).view(shape)
-        inputs += constant(shift, torch.float32, images.device).view(shape)
-        return inputs
-
-    def _centre(self, image: Image.Image) -> Image.Image:
-        height, width = self.size
-        scale = max(height / image.height, width / image.width)
-        if self.resize is not None:
-            scale *= self.resize / max(self.size)
-        image = _middle(image, limit=4 * max(self.size) / scale)
-        # The tolerance keeps 341 from becoming 340.99... and then 340.
-        scaled = max(width, int(image.width * scale + 1e-6)), max(height, int(image.height * scale + 1e-6))
-        image = image.resize(scaled, Image.Resampling.BILINEAR)
-        left, top = round((image.width - width) / 2), round((image.height - height) / 2)
-        return image.crop((left, top, left + width, top + height))
-
-
 def decode(source: Source, channels: int) -> Image.Image:
     """Read an image file in its own size, upright, as 8-bit grey (1) or RGB (3); of an animation the first frame."""
     if isinstance(source, Image.Image):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pskd.config import Config
 from pskd.engine.state import TrainingState
 from pskd.methods.base import Method
-from pskd.metrics.catalogue import METRICS
+from pskd.metrics.catalogue import METRICS, metrics_of
 from pskd.runs.devices import name_of
 from pskd.runs.group import Group
 from pskd.tasks.base import Task
@@ -26,11 +26,8 @@ def epoch_line(record: dict[str, Any], epochs: int, method: Method, speed: float
     parts = [f"epoch {record['epoch']}/{epochs}", f"loss {record['train_loss']:.4f}", *_logged(method)]
     for split in ("val", "test"):
         if split in record:
-            shown = [
-                metric.line.format(record[split][name])
-                for name, metric in METRICS.items()
-                if metric.line is not None and name in record[split]
-            ]
+            lines = {name: METRICS[name].line for name in metrics_of(record[split])}
+            shown = [line.format(record[split][name]) for name, line in lines.items() if line is not None]
             parts.append(f"{split}: {', '.join(shown)}")
     return " · ".join([*parts, f"{speed:,.0f} {unit}/s", f"{time_left} left"])
 

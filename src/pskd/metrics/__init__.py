@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pskd.metrics.functional import (
-    PAPER_UNITS,
     ReliabilityBins,
     RiskCoverage,
     SampleScores,
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "PAPER_UNITS",
     "AreaUnderRiskCoverage",
     "BrierScore",
     "ExcessAreaUnderRiskCoverage",

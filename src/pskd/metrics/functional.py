@@ -19,17 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pskd.errors import PskdError
-
-# What a fraction is multiplied by to stand in the paper's tables (the Brier score is not in them and stays as it is).
-PAPER_UNITS = {
-    "top1_error": 100.0,
-    "top5_error": 100.0,
-    "nll": 1.0,
-    "ece": 100.0,
-    "aurc": 1000.0,
-    "e_aurc": 1000.0,
-    "brier": 1.0,
-}
+from pskd.metrics.catalogue import FACTORS, METRICS
 
 # Rows are worked on in pieces of about this many numbers, so that temporaries stay small.
 _CHUNK_NUMEL = 2**22
@@ -165,8 +155,8 @@ def risk_coverage_curve_from(confidence: Tensor, correct: Tensor) -> RiskCoverag
     _check_confidence(confidence, correct)
     # A float that is not negative sorts as its bits do, and torch sorts integers several times faster than floats,
     # but only upwards. abs() turns -0.0 into 0.0.
-    wide = confidence.detach().to(torch.promote_types(confidence.dtype, torch.float32)).abs()
-    bits = wide.view(torch.int64 if wide.dtype == torch.float64 else torch.int32)
+    magnitude = confidence.detach().to(torch.promote_types(confidence.dtype, torch.float32)).abs()
+    bits = magnitude.view(torch.int64 if magnitude.dtype == torch.float64 else torch.int32)
     descending, order = bits.neg().sort()
     group_size = torch.unique_consecutive(descending, return_counts=True)[1]
     end = group_size.cumsum(0)
@@ -197,7 +187,7 @@ def score_samples(logits: Tensor, labels: Tensor) -> SampleScores:
 
 
 def summarize(scores: SampleScores, n_bins: int = 10) -> dict[str, float]:
-    """Every metric of ``PAPER_UNITS`` by its name there, in those units (%, nats, x1000)."""
+    """A classifier's metrics by their names in the catalogue, in the units they have there (%, nats, x1000)."""
     confidence, correct, top5_correct, nll, brier = (values.cpu() for values in scores)
     aurc = area_under_risk_coverage_from(confidence, correct)
     fractions = {
@@ -209,7 +199,7 @@ def summarize(scores: SampleScores, n_bins: int = 10) -> dict[str, float]:
         "e_aurc": _excess(aurc, correct),
         "brier": _mean(brier),
     }
-    return {name: factor * fractions[name].item() for name, factor in PAPER_UNITS.items()}
+    return {name: FACTORS[METRICS[name].unit] * fraction.item() for name, fraction in fractions.items()}
 
 
 def _mean(values: Tensor) -> Tensor:
@@ -239,8 +229,8 @@ def _nll(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _brier(probs: Tensor, labels: Tensor) -> Tensor:
     label = labels[:, None]
-    wide = probs.to(torch.promote_types(probs.dtype, torch.float32))
-    return wide.scatter(1, label, wide.gather(1, label) - 1).square_().sum(1)
+    distance = probs.to(torch.promote_types(probs.dtype, torch.float32))
+    return distance.scatter(1, label, distance.gather(1, label) - 1).square_().sum(1)
 
 
 def _label_rank(scores: Tensor, labels: Tensor) -> Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pskd import __version__
 from pskd.config import flat
-from pskd.report.figures import FRAMES, Figure, figures
+from pskd.report.figure import Figure, slug
+from pskd.report.figures import FRAMES, figures
 from pskd.report.samples import SideBySide, side_by_side
 from pskd.report.summary import Table, compare
 from pskd.runs.files import one_line_errors, write_atomic
@@ -30,7 +30,7 @@ TITLES = {
 DIAGRAMS = 15  # reliability diagrams that a page shows of a collection
 
 
-class Section(NamedTuple):
+class Part(NamedTuple):
     """One collection as the page shows it."""
 
     name: str
@@ -55,22 +55,22 @@ def report(
     paths: Sequence[Path], out: Path, figure_folder: Path | None = None, table_folder: Path | None = None
 ) -> list[Path]:
     """Write the page about runs and studies, and what else is asked for; returns the files and folders."""
-    sections = [_section(place, collection) for place, collection in enumerate(collect(paths))]
+    parts = [_part(place, collection) for place, collection in enumerate(collect(paths))]
     with one_line_errors("report"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, _html(sections))
+        write_atomic(out, _html(parts))
     written = [out]
-    for section in sections:
-        below = Path(section.name) if len(sections) > 1 else Path()
+    for part in parts:
+        below = Path(part.name) if len(parts) > 1 else Path()
         if figure_folder is not None:
-            for figure in section.figures:
+            for figure in part.figures:
                 figure.save(figure_folder / below)
         if table_folder is not None:
-            _save_tables(section.tables, table_folder / below)
+            _save_tables(part.tables, table_folder / below)
     return written + [folder for folder in (figure_folder, table_folder) if folder is not None]
 
 
-def _section(place: int, collection: Collection) -> Section:
+def _part(place: int, collection: Collection) -> Part:
     tables = [compare(collection)]
     if all(run.config.task == "classification" for run in collection.runs) and collection.show.split == "test":
         ensembles = compare(collection, ensembles=True)
@@ -79,8 +79,8 @@ def _section(place: int, collection: Collection) -> Section:
     if collection.show.ensemble:
         tables.reverse()
     compared = (side_by_side(rows) for rows in collection.frames.values())
-    return Section(
-        f"{place + 1}-{_file_name(collection.title)}",
+    return Part(
+        f"{place + 1}-{slug(collection.title) or 'runs'}",
         collection,
         tables,
         figures(collection),
@@ -90,7 +90,7 @@ def _section(place: int, collection: Collection) -> Section:
     )
 
 
-def _html(sections: Sequence[Section]) -> str:
+def _html(parts: Sequence[Part]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -100,10 +100,10 @@ def _html(sections: Sequence[Section]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    title = ", ".join(section.collection.title for section in sections)
+    title = ", ".join(part.collection.title for part in parts)
     return environment.get_template("page.html").render(
         title=title,
-        sections=sections,
+        parts=parts,
         most_frames=FRAMES,
         version=__version__,
         python=platform.python_version(),
@@ -135,9 +135,3 @@ def _save_tables(tables: Sequence[Table], folder: Path) -> None:
         for table in tables:
             for suffix, text in (("csv", table.csv()), ("tex", table.latex()), ("md", table.markdown())):
                 (folder / f"{table.name}.{suffix}").write_text(text, encoding="utf-8")
-
-
-def _file_name(title: str) -> str:
-    """Letters, digits and dashes: the name of a folder, and of a place in the page."""
-    words = ["".join(group) for kept, group in groupby(title, str.isalnum) if kept]
-    return "-".join(words) or "runs"

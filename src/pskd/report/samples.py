@@ -13,7 +13,7 @@ from PIL import Image
 
 from pskd import tasks
 from pskd.errors import PskdError
-from pskd.study.results import Row, Run
+from pskd.study.results import Row, Run, plain_row
 
 SHOWN, CLASSES, SIDE = 8, 4, 96  # samples, classes of each, and pixels of an image at most
 
@@ -39,7 +39,7 @@ class SideBySide(NamedTuple):
 
 
 def side_by_side(rows: Sequence[Row]) -> SideBySide | None:
-    """Two rows of a frame compared: plain training, or else the first row, with PS-KD, or else the last."""
+    """Two rows of a frame compared: its baseline, or else its first row, with the last of the others."""
     pair = _pair(rows)
     if pair is None:
         return None
@@ -67,9 +67,8 @@ def side_by_side(rows: Sequence[Row]) -> SideBySide | None:
 def _pair(rows: Sequence[Row]) -> tuple[Row, Row] | None:
     if len(rows) < 2 or rows[0].runs[0].config.task != "classification" or rows[0].runs[0].split != "test":
         return None
-    by_method = {row.runs[0].config.method.name: row for row in rows}
-    first, last = by_method.get("hard", rows[0]), by_method.get("ps_kd", rows[-1])
-    return None if first is last else (first, last)
+    baseline = plain_row(rows) or rows[0]
+    return baseline, [row for row in rows if row is not baseline][-1]
 
 
 def _likeliest(probs: torch.Tensor, classes: Sequence[str]) -> list[tuple[str, float]]:

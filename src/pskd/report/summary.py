@@ -56,10 +56,10 @@ class Table:
 
     @property
     def header(self) -> list[str]:
-        return [METRICS[name].title for name in self.metrics]
+        return [METRICS[name].heading for name in self.metrics]
 
     def text(self, metric: str, value: float) -> str:
-        return METRICS[metric].form.format(value)
+        return METRICS[metric].text(value)
 
     def shown(self, metric: str, entry: Entry | None) -> str:
         """`20.82 ± 0.11`"""
@@ -141,7 +141,7 @@ def _column(
     """One metric of all rows of a frame."""
     means = [statistics.fmean(row) if row else None for row in values]
     known = [mean for mean in means if mean is not None]
-    best = (max if METRICS[metric].higher_is_better else min)(known) if known else None
+    best = METRICS[metric].best(known)
     significant = _differ_from_first(values, rows)
     entries: list[Entry | None] = []
     for mean, row, own, paper in zip(means, values, significant, published, strict=True):
@@ -202,9 +202,9 @@ def _notes(collection: Collection, frames: Mapping[str, Sequence[Line]], ensembl
     if ensembles and any(entry is None for line in lines for entry in line.entries):
         notes.append("- no ensemble: the row's runs were tested on different data.")
     compared = any(len(members) > 1 for members in frames.values())
-    said = [] if ensembles else ["mean ± standard deviation over seeds"]
-    said += ["the best of a group is bold"] if compared else []
-    notes += [f"{'; '.join(said).capitalize()}."] if said else []
+    legend = [] if ensembles else ["mean ± standard deviation over seeds"]
+    legend += ["the best of a group is bold"] if compared else []
+    notes += [f"{'; '.join(legend).capitalize()}."] if legend else []
     if not ensembles and compared:
         if any(entry.significant for line in lines for entry in line.entries if entry):
             notes.append(
@@ -223,7 +223,7 @@ def _notes(collection: Collection, frames: Mapping[str, Sequence[Line]], ensembl
         for name, signature in run.result.get("signatures", {}).items()
         if name in collection.columns
     }
-    notes += [f"{METRICS[name].title}: {signature}." for name, signature in sorted(signatures)]
+    notes += [f"{METRICS[name].heading}: {signature}." for name, signature in sorted(signatures)]
     if collection.paper is not None and ensembles == collection.show.ensemble:
         table = collection.paper
         notes.append(f"In brackets or below: the paper's {table.table}{f' ({table.note})' if table.note else ''}.")

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pskd.metrics.catalogue import METRICS
-
-PAPER_COLUMNS = ("top1_error", "top5_error", "nll", "ece", "aurc")
+from pskd.metrics.catalogue import METRICS, metrics_of, paper_columns
 
 
 def result_lines(result: Mapping[str, Any]) -> list[str]:
     """One run's metrics, a line each; a detector's AP of each class too."""
+    names = metrics_of(result)
+    width = max([16, *(len(METRICS[name].heading) for name in names)])
     lines = [
-        f"{metric.title:<16}{metric.form.format(result[name]):>9}{_remark(name, result)}"
-        for name, metric in METRICS.items()
-        if name in result
+        f"{METRICS[name].heading:<{width}}{METRICS[name].text(result[name]):>9}{_remark(name, result)}"
+        for name in names
     ]
     if by_class := result.get("ap_per_class"):
         width = max(map(len, ["AP at IoU 0.5", *by_class]))
@@ -25,29 +24,18 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def comparison(results: Mapping[str, Mapping[str, Any]], metrics: tuple[str, ...]) -> list[str]:
-    """Several runs side by side: a row each, in the paper's units; the best of a column is marked with a star."""
-    best = {
-        name: (max if METRICS[name].higher_is_better else min)(result[name] for result in results.values())
-        for name in metrics
-    }
-    header = ["", *(METRICS[name].title for name in metrics)]
-    rows = [
-        [
-            label,
-            *(
-                METRICS[name].form.format(result[name]) + ("*" if result[name] == best[name] else " ")
-                for name in metrics
-            ),
-        ]
-        for label, result in results.items()
-    ]
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+def comparison(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Several runs side by side, a row each with the paper's columns; the best of a column is marked with a star."""
+    names = paper_columns(next(iter(results.values())))
+    best = {name: METRICS[name].best(result[name] for result in results.values()) for name in names}
+    rows = [["", *(METRICS[name].heading for name in names)]]
+    for label, result in results.items():
+        marked = (METRICS[name].text(result[name]) + ("*" if result[name] == best[name] else " ") for name in names)
+        rows.append([label, *marked])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in [header, *rows]
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
     ]
 
 

@@ -1,1 +1,1 @@
-"""What is on disk and between processes: the run folder and its files, checkpoints, weights, the plan, the process group."""
+"""What is on disk and between processes: run folder, checkpoints, weights, the order of the data, process group."""

@@ -22,7 +22,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from pskd.errors import PskdError
-from pskd.metrics.catalogue import METRICS
+from pskd.metrics.catalogue import METRICS, primary
 from pskd.study.cells import Cell, Study
 
 RETRIES = 5  # of a cell whose worker died; one that kills every worker must come to an end
@@ -175,9 +175,10 @@ class Queue:
 
     def _prune(self, trial: Trial, record: Mapping[str, Any]) -> None:
         if self.study.file.prune and "val" in record:
-            name = next(name for name in METRICS if name in record["val"])
-            value = float(record["val"][name])
-            trial.report(-value if METRICS[name].higher_is_better else value, record["epoch"])
+            name = primary(record["val"])
+            if name is None:
+                raise PskdError("prune: these runs have no primary metric to be compared by; leave prune out")
+            trial.report(METRICS[name].cost(float(record["val"][name])), record["epoch"])
             if trial.should_prune():
                 raise optuna.TrialPruned
 

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pskd.analysis import history
 from pskd.config import PLACES, Config, differences, flat
 from pskd.errors import PskdError
-from pskd.metrics.catalogue import METRICS
+from pskd.metrics.catalogue import metrics_of
 from pskd.metrics.functional import confidence_and_correct
-from pskd.runs import predictions
+from pskd.runs import history, predictions
 from pskd.runs.folder import RunFolder
 from pskd.runs.predictions import Predictions
 from pskd.study.cells import Cell, Paper, Show, Study, is_study
@@ -116,7 +115,8 @@ class Collection:
     @cached_property
     def columns(self) -> tuple[str, ...]:
         """The metrics to show: the study's, or all that every row has."""
-        there = [name for name in METRICS if all(row.values(name) for row in self.rows)]
+        names = metrics_of(self.rows[0].runs[0].metrics) if self.rows else []
+        there = [name for name in names if all(row.values(name) for row in self.rows)]
         return tuple(name for name in self.show.columns if name in there) or tuple(there)
 
     @property
@@ -136,6 +136,16 @@ def collect(paths: Sequence[Path]) -> list[Collection]:
             single.setdefault(run.config.task, []).append(run)
     titles = {task: f"Runs of {task}" if len(single) > 1 else "Runs" for task in single}
     return studies + [_of_runs(titles[task], runs) for task, runs in single.items()]
+
+
+def is_plain(config: Config) -> bool:
+    """Whether a run is trained on its labels alone: what the other methods are compared with."""
+    return config.method.name == "hard"
+
+
+def plain_row(rows: Sequence[Row]) -> Row | None:
+    """The baseline of a frame: its first row that is trained on labels alone."""
+    return next((row for row in rows if is_plain(row.runs[0].config)), None)
 
 
 def _of_study(study: Study) -> Collection:
@@ -171,7 +181,7 @@ def _of_runs(title: str, runs: Sequence[Run]) -> Collection:
     varying = [key for key in keys if len({str(tree[key]) for tree in settings if key in tree}) > 1]
     rows: dict[tuple[str, ...], list[Run]] = {}
     for run, tree in zip(runs, settings, strict=True):
-        rows.setdefault(tuple(_said(key, tree[key]) for key in varying if key in tree), []).append(run)
+        rows.setdefault(tuple(_setting(key, tree[key]) for key in varying if key in tree), []).append(run)
     made = []
     for parts, members in rows.items():
         if len({run.seed for run in members}) < len(members):
@@ -183,7 +193,7 @@ def _of_runs(title: str, runs: Sequence[Run]) -> Collection:
     return Collection(title, "", made)
 
 
-def _said(key: str, value: Any) -> str:
+def _setting(key: str, value: Any) -> str:
     return str(value) if key.endswith(".name") else f"{key}={value}"
 
 

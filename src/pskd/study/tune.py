@@ -118,7 +118,7 @@ def choose(collection: Collection, ranges: Sequence[Range], by: str) -> Choice:
         reason = f"lowest mean rank of validation top-1 error and ECE, {ranks[best]:g} of {len(rows)}; ties by NLL"
     else:
         best = min(range(len(rows)), key=lambda place: means[by][place])
-        reason = f"best validation {METRICS[by].title}"
+        reason = f"best validation {METRICS[by].heading}"
     return Choice(rows[best], _chosen(rows[best], ranges), reason)
 
 
@@ -185,8 +185,7 @@ def _long(key: str) -> str:
 
 
 def _cost(metric: str, row: Row) -> float:
-    mean = statistics.fmean(row.values(metric))
-    return -mean if METRICS[metric].higher_is_better else mean
+    return METRICS[metric].cost(statistics.fmean(row.values(metric)))
 
 
 def _rank(costs: Sequence[float], place: int) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pskd.engine import loop
 from pskd.errors import PskdError
-from pskd.metrics.catalogue import METRICS
+from pskd.metrics.catalogue import primary
 from pskd.runs.folder import InUse
 from pskd.study.cells import Cell, Study
 from pskd.study.queue import OPEN, AfterEpoch, Interrupted, Queue, Standing, State, time_left
@@ -46,7 +46,7 @@ class Worker:
                     return
 
     def _train(self, cell: Cell, after_epoch: AfterEpoch) -> float:
-        """Train a cell to its end and return the first metric of its result."""
+        """Train a cell to its end; returns the primary metric of its result, for those who look into the queue."""
         study = self.queue.study
         folder = study.run_folder(cell.key)
         self.say(f"\n{cell.name}: {folder}")
@@ -56,7 +56,8 @@ class Worker:
                 try:
                     config = cell.config_in(study.runs)
                     result = loop.train(config, folder, resume=True, after_epoch=after_epoch)
-                    return float(next(result[name] for name in METRICS if name in result))
+                    name = primary(result)
+                    return 0.0 if name is None else float(result[name])
                 except InUse:  # a worker that was thought dead is still at it
                     time.sleep(POLL)
             raise Interrupted

@@ -66,7 +66,7 @@ class TranslationPredictor(Predictor):
     def predict(
         self, inputs: Sequence[str], texts: Sequence[str] = (), **_: Any
     ) -> Iterator[TranslatedText | PskdError]:
-        """Translations of the ``texts``, then of every line of the files ``inputs``; without either, of what is piped."""
+        """Translations of the ``texts``, then of every line of the files ``inputs``; or of what is piped in."""
         lines = _lines(inputs, texts)
         while group := list(islice(lines, BATCH)):
             wanted = [text for text in group if isinstance(text, str) and text.strip()]

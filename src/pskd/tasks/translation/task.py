@@ -1,4 +1,4 @@
-"""What a batch, a loss and an evaluation of machine translation are: a token is a sample, and so has a row of its own."""
+"""What a batch, a loss and an evaluation of machine translation are: a token is a sample, with a row of its own."""
 
 from __future__ import annotations
 

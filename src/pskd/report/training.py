@@ -1,0 +1,154 @@
+"""Figures of what happens while a model is trained: curves over the epochs, hard examples, gradient rescaling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pskd.analysis import hard
+from pskd.metrics.catalogue import METRICS, is_number, metrics_of
+from pskd.report.figure import POINTS, Figure, Palette, slug, titled
+from pskd.study.results import Row
+
+NOT_DRAWN = ("epoch", "seconds", "lr")  # of an epoch's record
+
+
+def curves(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -> Iterator[Figure]:
+    """Whatever the epochs' records hold; the band goes from the lowest to the highest seed."""
+    for name, title in _recorded(rows).items():
+        lines = {row.short: line for row in rows if (line := _over_epochs(row, name)) is not None}
+        if not lines:
+            continue
+
+        def draw(axes: Any, lines: Mapping[str, Any] = lines, title: str = title) -> None:
+            for label, (epochs, values) in lines.items():
+                style = palette(label) | {"marker": "." if len(epochs) < 3 else None, "linewidth": 1.2}
+                axes.plot(epochs, values.mean(0), label=label, **style)
+                if len(values) > 1:
+                    axes.fill_between(epochs, values.min(0), values.max(0), color=style["color"], alpha=0.15, lw=0)
+            axes.set(xlabel="epoch", ylabel=title, ylim=_without_the_start(lines))
+
+        last = ", ".join(f"{label} {values.mean(0)[-1]:.4g}" for label, (_, values) in lines.items())
+        yield Figure(
+            "curves",
+            f"curve-{slug(name)}{suffix}",
+            titled(f"{title[0].upper()}{title[1:]} over the epochs", frame),
+            f"In the last one: {last}.",
+            draw,
+        )
+
+
+def _recorded(rows: Sequence[Row]) -> dict[str, str]:
+    """What there is to draw, with its title: the loss, its parts, what the method logs, and metrics."""
+    records = [record for row in rows for run in row.runs for record in run.epochs]
+    logged = dict.fromkeys(name for record in records for name, value in record.items() if is_number(value))
+    titles = {"train_loss": "training loss"}
+    if any(len(record.get("loss_parts", ())) > 1 for record in records):  # a single part is the whole loss
+        parts = dict.fromkeys(part for record in records for part in record.get("loss_parts", ()))
+        titles |= {f"loss_parts.{part}": f"training loss: {part}" for part in parts}
+    titles |= {name: name for name in logged if name not in ("train_loss", *NOT_DRAWN)}
+    split = "val" if any("val" in record for record in records) else "test"
+    evaluated: dict[str, Any] = {}
+    for record in records:
+        evaluated |= _evaluated(record)
+    names = [name for name in metrics_of(evaluated) if METRICS[name].curve]
+    return titles | {name: f"{split} {METRICS[name].heading}" for name in names}
+
+
+def _evaluated(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The metrics of an epoch's record."""
+    metrics: Mapping[str, Any] = record.get("val", record.get("test", {}))
+    return metrics
+
+
+def _value(record: Mapping[str, Any], name: str) -> Any:
+    if name.startswith("loss_parts."):
+        return record.get("loss_parts", {}).get(name.removeprefix("loss_parts."))
+    return record.get(name, _evaluated(record).get(name))
+
+
+def _without_the_start(lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> tuple[float, float] | None:
+    """Limits of what comes after the first fifth, where that would be pressed flat by what comes before."""
+    late = np.concatenate([values[:, len(epochs) // 5 :].ravel() for epochs, values in lines.values()])
+    everything = np.concatenate([values.ravel() for _, values in lines.values()])
+    low, high = float(late.min()), float(late.max())
+    margin = 0.08 * (high - low)
+    return None if np.ptp(everything) <= 3 * (high - low) else (low - margin, high + margin)
+
+
+def _over_epochs(row: Row, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Epochs (E) and values (seeds, E) of those that all seeds have; thinned to what a picture can show."""
+    series = [
+        {record["epoch"]: value for record in run.epochs if (value := _value(record, name)) is not None}
+        for run in row.runs
+    ]
+    shared = sorted(set.intersection(*(set(own) for own in series)))
+    if not shared:
+        return None
+    epochs = np.array(shared)[np.unique(np.linspace(0, len(shared) - 1, min(POINTS, len(shared))).astype(int))]
+    return epochs, np.array([[own[int(epoch)] for epoch in epochs] for own in series])
+
+
+def hard_examples(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -> Iterator[Figure]:
+    """Figure 2: the same hard samples for every method."""
+    found = hard.over_training(rows)
+    if found is None:
+        return
+    for part, title in (("target", "Target probability"), ("maximum", "Maximum probability")):
+        lines = {label: getattr(line, part) for label, line in found.lines.items()}
+
+        def draw(axes: Any, lines: Mapping[str, np.ndarray] = lines, title: str = title) -> None:
+            for label, values in lines.items():
+                epochs = np.unique(np.linspace(0, len(values) - 1, min(POINTS, len(values))).astype(int))
+                style = palette(label) | {"marker": None, "linewidth": 1.2}
+                axes.plot(epochs + 1, values[epochs], label=label, **style)
+            axes.set(xlabel="epoch", ylabel=f"mean {title.lower()}", ylim=(0, 1))
+
+        last = ", ".join(f"{label} {values[-1]:.3f}" for label, values in lines.items())
+        yield Figure(
+            "hard_examples",
+            f"hard-{part}{suffix}",
+            titled(f"{title} of hard samples", frame),
+            f"{title} of the {found.samples} samples that {found.baseline} was right on least often"
+            f" (in at most {found.most_often} of {found.epochs} epochs). In the last epoch: {last}.",
+            draw,
+        )
+
+
+def rescaling(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -> Iterator[Figure]:
+    """The gradient's rescaling by PS-KD, and how many samples meet its condition."""
+    lines = {row.short: line for row in rows if (line := hard.rescaling(row)) is not None}
+    if not lines:
+        return
+
+    def draw_factor(axes: Any) -> None:
+        for label, line in lines.items():
+            style = palette(label) | {"marker": None}
+            axes.plot(line.epochs, line.median, label=label, **style)
+            axes.fill_between(line.epochs, line.lower, line.upper, color=style["color"], alpha=0.15, lw=0)
+        axes.set(xlabel="epoch", ylabel="gradient rescaling factor", ylim=(0, 1.02))
+
+    def draw_share(axes: Any) -> None:
+        for label, line in lines.items():
+            axes.plot(line.epochs, 100 * line.share, label=label, **(palette(label) | {"marker": None}))
+        axes.set(xlabel="epoch", ylabel="samples that meet the condition (%)", ylim=(0, 102))
+
+    last = ", ".join(f"{label} {line.median[-1]:.2f}" for label, line in lines.items())
+    share = ", ".join(f"{label} {line.share[-1]:.0%}" for label, line in lines.items())
+    yield Figure(
+        "rescaling",
+        f"rescaling{suffix}",
+        titled("Gradient rescaling", frame),
+        "1 - alpha * gamma(t-1) / gamma(t) of the samples that meet its condition: median, and the middle half as a"
+        f" band. In the last epoch: {last}.",
+        draw_factor,
+    )
+    yield Figure(
+        "rescaling",
+        f"rescaling-share{suffix}",
+        titled("Where the rescaling holds", frame),
+        f"Share of samples with alpha at most p(t) / p(t-1) for all other classes. In the last epoch: {share}.",
+        draw_share,
+    )

@@ -1,0 +1,47 @@
+"""Figures are drawn of whatever was recorded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from pskd.report.figure import Palette
+from pskd.report.figures import figures
+from pskd.report.training import curves
+from pskd.study.results import Collection, Row
+
+
+def row(name: str, *records: dict[str, Any]) -> Row:
+    numbered = [{"epoch": place + 1, "seconds": 1.0, "lr": 0.1, **record} for place, record in enumerate(records)]
+    run: Any = SimpleNamespace(epochs=numbered, metrics=records[-1].get("test", {}), scores=None, history=None)
+    run.config = SimpleNamespace(method=SimpleNamespace(name=name))
+    return Row({"method": name}, [run])
+
+
+def drawn(*rows: Row) -> dict[str, str]:
+    return {figure.name: figure.title for figure in curves(rows, "", "", Palette([each.short for each in rows]))}
+
+
+def test_parts_of_the_loss_are_curves_where_there_are_several() -> None:
+    both = {"train_loss": 0.33, "loss_parts": {"cross_entropy": 0.31, "distillation": 0.02}}
+    one = {"train_loss": 0.31, "loss_parts": {"cross_entropy": 0.31}}
+    assert drawn(row("ce", one, one)) == {"curve-train-loss": "Training loss over the epochs"}
+    found = drawn(row("ce", one, one), row("mine", both, both))
+    assert found["curve-loss-parts-distillation"] == "Training loss: distillation over the epochs"
+    assert "curve-loss-parts-cross-entropy" in found
+
+
+def test_what_a_method_or_a_task_of_ones_own_records_is_drawn() -> None:
+    record = {"train_loss": 1.0, "my/weight": 2, "note": "x", "test": {"my_score": 3.0, "top1_error": 4.0, "brier": 1}}
+    assert drawn(row("mine", record, record)) == {
+        "curve-train-loss": "Training loss over the epochs",
+        "curve-my-weight": "My/weight over the epochs",
+        "curve-top1-error": "Test Top-1 err (%) over the epochs",
+        "curve-my-score": "Test my_score over the epochs",
+    }
+
+
+def test_many_rows_without_a_known_best_are_the_first_ones() -> None:
+    rows = [row(str(place), {"train_loss": 1.0, "test": {"mine": float(place)}}) for place in range(12)]
+    titles = [figure.title for figure in figures(Collection("", "", rows))]
+    assert "Training loss over the epochs: the first 10 of 12 rows" in titles
