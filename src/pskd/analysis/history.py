@@ -21,7 +21,7 @@ from pskd.errors import PskdError
 from pskd.methods.base import Method
 from pskd.methods.ps_kd import PSKD
 from pskd.runs.group import Group
-from pskd.targets import Labels, Past
+from pskd.targets import Past, Targets
 
 HEADER, PER_SAMPLE = 8, 5
 CORRECT, RESCALED = 1, 2  # flags: classified right; the gradient's norm is that of the plain loss times a factor
@@ -84,7 +84,7 @@ class History:
             method.watch = self._compare
 
     @torch.no_grad()
-    def record(self, index: Tensor, logits: Tensor, labels: Labels, distilled: Tensor | None) -> None:
+    def record(self, index: Tensor, logits: Tensor, labels: Targets, distilled: Tensor | None) -> None:
         """Note a training batch: samples (B), logits (B, K), and who of them is plain, if not all are."""
         if not self.num_samples:
             return
@@ -138,7 +138,7 @@ class History:
             os.truncate(self.path, HEADER + PER_SAMPLE * self.num_samples * epochs)
 
     @torch.no_grad()
-    def _compare(self, logits: Tensor, labels: Labels, past: Past, alpha: float) -> None:
+    def _compare(self, logits: Tensor, labels: Targets, past: Past, alpha: float) -> None:
         label = labels[0] if isinstance(labels, tuple) else labels
         self._rescaled = only_rescaled(logits, label, past, alpha)
 

@@ -25,7 +25,7 @@ from pskd.engine import build
 from pskd.engine.progress import Progress
 from pskd.engine.record import epoch_line, provenance
 from pskd.errors import PskdError
-from pskd.memory.snapshot import unwrapped
+from pskd.memory.snapshot import unwrap_model
 from pskd.methods.ps_kd import PSKD
 from pskd.metrics.catalogue import METRICS
 from pskd.runs import checkpoint, sharding, weights
@@ -124,7 +124,7 @@ class Trainer:
 
     @property
     def weights(self) -> nn.Module:
-        return unwrapped(self.model)
+        return unwrap_model(self.model)
 
     def fit(self, after_epoch: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         notes: list[str] = []

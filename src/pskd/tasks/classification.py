@@ -19,7 +19,7 @@ from pskd.config.classification import ClassificationConfig
 from pskd.data import View
 from pskd.data.splits import InMemory
 from pskd.errors import PskdError
-from pskd.memory.snapshot import unwrapped
+from pskd.memory.snapshot import unwrap_model
 from pskd.methods.base import Loss, Method
 from pskd.methods.cs_kd import SameClassPartners
 from pskd.metrics import functional
@@ -27,7 +27,7 @@ from pskd.runs import devices, weights
 from pskd.runs.folder import RunFolder
 from pskd.runs.group import Group
 from pskd.runs.plan import Step
-from pskd.targets import Labels
+from pskd.targets import Targets
 from pskd.tasks.base import Answer, Evaluation, Task
 
 
@@ -35,7 +35,7 @@ class TrainingBatch(NamedTuple):
     """Augmented and mixed: class indices or pairs ``(a, b, lam)``, who may be distilled, and CS-KD's partners."""
 
     inputs: Tensor
-    labels: Labels
+    labels: Targets
     index: Tensor  # type: ignore[assignment]
     distilled: Tensor | None
     partner: Tensor | None
@@ -111,7 +111,7 @@ class Classification(Task):
         with torch.no_grad():
             if "partner_logits" in method.needs:
                 # Not through DDP: its second forward pass would overwrite buffers that the first one's backward needs.
-                given["partner_logits"] = unwrapped(model)(batch.partner)
+                given["partner_logits"] = unwrap_model(model)(batch.partner)
             if "teacher_logits" in method.needs:
                 assert self.teacher is not None
                 given["teacher_logits"] = self.teacher.to(batch.inputs.device)(batch.inputs)
