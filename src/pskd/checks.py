@@ -10,11 +10,6 @@ from torch import Tensor
 from pskd.errors import PskdError
 
 
-def sent(part: Tensor, device: torch.device) -> Tensor:
-    """The tensor on another device, without waiting; on the host, where it may be read at once, it has arrived."""
-    return part.to(device, non_blocking=device.type != "cpu")
-
-
 def outside(values: Tensor, limit: int) -> Tensor | None:
     """True where integers lie outside 0..limit-1; None: nowhere. An accelerator, not to wait for, gets a mask."""
     if values.device.type == "cpu" and values.numel():

@@ -53,3 +53,14 @@ def _keys(seed: int, epoch: int, stream: str, draws: int) -> tuple[int, ...]:
     names = (f"{seed}/{epoch}/{stream}/{draw}" for draw in range(draws))
     digests = (hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
     return tuple(int.from_bytes(digest, "little", signed=True) for digest in digests)
+
+
+def shuffled(index: Tensor, *, seed: int, epoch: int, stream: str) -> Tensor:
+    """A random order (B) of the samples ``index`` (B): places in ``index``, each order equally likely."""
+    return uniform(index, seed=seed, epoch=epoch, stream=stream).squeeze(1).argsort(stable=True)
+
+
+def epoch_permutation(count: int, seed: int, epoch: int, host: int = 0) -> Tensor:
+    """0..count-1 in the random order of this epoch on this host, (count)."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch + host * 0x9E3779B97F4A7C15) % 2**63)
+    return torch.randperm(count, generator=generator)

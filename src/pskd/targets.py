@@ -17,12 +17,13 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from pskd.checks import ValueChecks, outside, sent
+from pskd.checks import ValueChecks, outside
 from pskd.errors import PskdError
+from pskd.tensors import accumulation_dtype, to_device
 
 REDUCTIONS = ("mean", "sum", "none")
 
-Labels: TypeAlias = Tensor | tuple[Tensor, Tensor, Tensor | float]
+Targets: TypeAlias = Tensor | tuple[Tensor, Tensor, Tensor | float]
 """Class indices (B, ...), class probabilities (B, K, ...), or a mixed pair ``(a, b, lam)``: lam * a + (1 - lam) * b."""
 
 
@@ -38,7 +39,7 @@ class Past(NamedTuple):
     known: Tensor | None = None
 
     def to(self, device: torch.device) -> Past:
-        return self if self.values.device == device else self.each(lambda part: sent(part, device))
+        return self if self.values.device == device else self.each(lambda part: to_device(part, device))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Past:
         """The same change made to every part that is there."""
@@ -64,7 +65,7 @@ class SoftTarget(NamedTuple):
 
 def soft_cross_entropy(
     logits: Tensor,
-    targets: Labels,
+    targets: Targets,
     past: Past | Tensor | None = None,
     alpha: float | Tensor = 0.0,
     ignore_index: int = -100,
@@ -107,7 +108,7 @@ def soft_cross_entropy(
 
 def position_losses(
     logits: Tensor,
-    targets: Labels,
+    targets: Targets,
     past: Past | None,
     alpha: float | Tensor,
     ignore_index: int = -100,
@@ -123,7 +124,7 @@ def position_losses(
 
 def soft_target(
     logits: Tensor,
-    targets: Labels,
+    targets: Targets,
     past: Past | None,
     alpha: float | Tensor,
     ignore_index: int = -100,
@@ -151,7 +152,7 @@ def soft_target(
     return target._replace(classes=classes, coefficients=coefficients, floor=rest * trust)
 
 
-def _label_target(logits: Tensor, targets: Labels, ignore_index: int, weight: Tensor | None) -> SoftTarget:
+def _label_target(logits: Tensor, targets: Targets, ignore_index: int, weight: Tensor | None) -> SoftTarget:
     """The labels alone, and their share in a mean."""
     if isinstance(targets, Tensor) and targets.is_floating_point():
         ones = per_position(1.0, logits)
@@ -159,7 +160,7 @@ def _label_target(logits: Tensor, targets: Labels, ignore_index: int, weight: Te
     if isinstance(targets, Tensor):
         classes = targets.long()[:, None]
         real = classes != ignore_index
-        portions = real.to(wide(logits.dtype))
+        portions = real.to(accumulation_dtype(logits.dtype))
     else:
         first, second, lam = targets
         classes = torch.stack((first, second), 1).long()
@@ -175,7 +176,9 @@ def _trust(logits: Tensor, alpha: float | Tensor, known: Tensor | None) -> Tenso
     """alpha where a past prediction is known and 0 elsewhere, (B, d1, ...)."""
     if known is None:
         return per_position(alpha, logits)
-    return known.to(wide(logits.dtype)) * (per_position(alpha, logits) if isinstance(alpha, Tensor) else alpha)
+    return known.to(accumulation_dtype(logits.dtype)) * (
+        per_position(alpha, logits) if isinstance(alpha, Tensor) else alpha
+    )
 
 
 def _class_sum(values: Tensor) -> Tensor:
@@ -208,7 +211,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
         *dense: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(logits, weight, classes, coefficients, floor, *dense)
-        log_p = _weighted(torch.log_softmax(logits, 1, wide(logits.dtype)), weight)
+        log_p = _weighted(torch.log_softmax(logits, 1, accumulation_dtype(logits.dtype)), weight)
         inner = [scale * (values * log_p).sum(1, dtype=log_p.dtype) for values, scale in _pairs(dense)]
         if classes is not None and coefficients is not None:
             inner.append(_class_sum(log_p.gather(1, classes) * coefficients))
@@ -220,7 +223,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         logits, weight, classes, coefficients, floor, *dense = ctx.saved_tensors
         (outer,) = upstream
-        p = torch.softmax(logits, 1, wide(logits.dtype))
+        p = torch.softmax(logits, 1, accumulation_dtype(logits.dtype))
         mass = [scale * _weighted(values, weight).sum(1, dtype=p.dtype) for values, scale in _pairs(dense)]
         if classes is not None:
             if weight is not None:
@@ -248,10 +251,10 @@ def _weighted(values: Tensor, weight: Tensor | None) -> Tensor:
     """Values (B, K, ...) times the weights (K) of their classes."""
     if weight is None:
         return values
-    return values * weight.to(wide(values.dtype)).reshape(-1, *[1] * (values.ndim - 2))
+    return values * weight.to(accumulation_dtype(values.dtype)).reshape(-1, *[1] * (values.ndim - 2))
 
 
-def check_shapes(logits: Tensor, targets: Labels, past: Past | None = None, weight: Tensor | None = None) -> None:
+def check_shapes(logits: Tensor, targets: Targets, past: Past | None = None, weight: Tensor | None = None) -> None:
     """Raise where shapes or types do not fit the logits; no value on an accelerator is looked at."""
     if not logits.is_floating_point() or logits.ndim < 2 or logits.shape[1] == 0:
         raise PskdError(f"logits must be floating point (B, K, ...), got {logits.dtype} {tuple(logits.shape)}")
@@ -301,8 +304,8 @@ def check_fraction(name: str, value: float | Tensor, logits: Tensor) -> None:
 
 
 def check_class_indices(
-    targets: Labels, num_classes: int, ignore_index: int, checks: ValueChecks | None = None
-) -> Labels:
+    targets: Targets, num_classes: int, ignore_index: int, checks: ValueChecks | None = None
+) -> Targets:
     """Raise where a class index is neither in 0..num_classes-1 nor ``ignore_index``; off the CPU, give ``checks``.
 
     Returns the targets with class indices as int64, and wrong ones, which ``checks`` reports later, as ignored.
@@ -331,7 +334,7 @@ def check_class_indices(
     return checked(*named[0]), checked(*named[1]), targets[2]
 
 
-def _named_labels(targets: Labels) -> list[tuple[str, Tensor]]:
+def _named_labels(targets: Targets) -> list[tuple[str, Tensor]]:
     if isinstance(targets, Tensor):
         return [("targets", targets)]
     if len(targets) != 3:
@@ -346,16 +349,11 @@ def _positions(logits: Tensor) -> tuple[int, ...]:
 def per_position(value: float | Tensor, logits: Tensor) -> Tensor:
     """A number, one per sample (B) or one per position, as (B, d1, ...) in the type that sums are made in."""
     positions = _positions(logits)
-    value = torch.as_tensor(value, dtype=wide(logits.dtype), device=logits.device)
+    value = torch.as_tensor(value, dtype=accumulation_dtype(logits.dtype), device=logits.device)
     if value.ndim == 1:
         value = value.reshape(-1, *[1] * (len(positions) - 1))
     return value.expand(positions)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type that sums over classes are made in: float32, or float64 for float64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _with_batch(targets: Labels) -> Labels:
+def _with_batch(targets: Targets) -> Targets:
     return targets[None] if isinstance(targets, Tensor) else (targets[0][None], targets[1][None], targets[2])

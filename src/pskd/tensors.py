@@ -1,4 +1,4 @@
-"""Constants on a device."""
+"""Tensors on a device: constants, transfers, and the type that sums are made in."""
 
 from __future__ import annotations
 
@@ -13,3 +13,13 @@ from torch import Tensor
 def constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """The tensor of a (nested) tuple, made once: to make it for every batch would make an accelerator wait."""
     return torch.tensor(values, dtype=dtype, device=device)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on another device, without waiting; on the host, where it may be read at once, it has arrived."""
+    return tensor.to(device, non_blocking=device.type != "cpu")
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type that sums over classes are made in: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

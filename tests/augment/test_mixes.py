@@ -13,9 +13,10 @@ from torch import Tensor
 
 from pskd.augment.cutmix import cutmix
 from pskd.augment.cutout import cutout
-from pskd.augment.mixing import half, shuffled, symmetric_beta, whole_batch
+from pskd.augment.mixing import half, symmetric_beta, whole_batch
 from pskd.augment.mixup import mixup
 from pskd.errors import PskdError
+from pskd.random import shuffled
 
 draw = {"seed": 3, "epoch": 7}
 B = 20_000
@@ -238,7 +239,8 @@ def test_symmetric_beta_at_the_ends() -> None:
 
 def test_every_order_of_a_batch_is_equally_likely() -> None:
     epochs = 3000
-    orders = torch.stack([shuffled(torch.tensor([10, 3, 77]), seed=0, epoch=epoch) for epoch in range(epochs)])
+    batch = torch.tensor([10, 3, 77])
+    orders = torch.stack([shuffled(batch, seed=0, epoch=epoch, stream="mixing partner") for epoch in range(epochs)])
     counts = torch.unique(orders, dim=0, return_counts=True)[1]
     assert len(counts) == 6
     assert_shares(counts, torch.full((6,), 1 / 6))

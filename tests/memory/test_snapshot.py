@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pskd import PSKD, Snapshot
 from pskd.errors import PskdError
-from pskd.memory.snapshot import unwrapped
+from pskd.memory.snapshot import unwrap_model
 
 
 class Net(nn.Module):
@@ -166,7 +166,7 @@ def process_group(tmp_path: Path) -> Iterator[None]:
 def test_wrappers_are_taken_off(model: Net, process_group: None) -> None:
     parallel = nn.parallel.DistributedDataParallel(model)
     for wrapped in (model, torch.compile(model), parallel, torch.compile(parallel), nn.DataParallel(model)):
-        assert unwrapped(wrapped) is model
+        assert unwrap_model(wrapped) is model
     memory = Snapshot(torch.compile(parallel))
     memory.start_epoch(1)
     assert torch.equal(recalled(memory), prediction(model))

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pskd.runs.plan import Begun, Step, epoch_plan, shuffled
+from pskd.random import epoch_permutation
+from pskd.runs.plan import Begun, Step, epoch_plan
 
 
 def plans(samples: int, batch: int, accumulate: int, hosts: int, world: int, **more: Any) -> list[list[Step]]:
@@ -84,9 +85,9 @@ def test_an_epoch_can_end_on_another_number_of_hosts(hosts: tuple[int, ...]) -> 
 
 
 def test_order_depends_on_seed_and_epoch() -> None:
-    assert torch.equal(shuffled(50, 3, 4), shuffled(50, 3, 4))
-    assert not torch.equal(shuffled(50, 3, 4), shuffled(50, 3, 5))
-    assert not torch.equal(shuffled(50, 3, 4), shuffled(50, 4, 4))
+    assert torch.equal(epoch_permutation(50, 3, 4), epoch_permutation(50, 3, 4))
+    assert not torch.equal(epoch_permutation(50, 3, 4), epoch_permutation(50, 3, 5))
+    assert not torch.equal(epoch_permutation(50, 3, 4), epoch_permutation(50, 4, 4))
 
 
 def test_a_lone_last_sample_joins_the_batch_before() -> None:

@@ -8,37 +8,45 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pskd import registry
 from pskd.methods.base import Method
 from pskd.runs.group import Group
 from pskd.runs.history import HEADER, PER_SAMPLE, RESCALED
-from pskd.targets import Labels, Past
+from pskd.targets import Past, Targets
+from pskd.tasks.base import Shown, Task
 
 LOG_HALF = -0.6931471805599453
 
 
-class History:
-    """The current epoch's record, on the training device, and the file that it goes to.
+UP_TO = 5_000_000  # samples; each process holds all of an epoch's record
 
-    Without samples nothing is recorded.
+
+@registry.observers.register("history")
+def record_history(folder: Path, task: Task, method: Method, device: torch.device) -> History | None:
+    """The recorder of a run, for tasks whose samples are what a batch is made of."""
+    if task.num_rows != task.num_samples or task.num_samples > UP_TO:
+        return None
+    return History(folder / "history.bin", task.num_samples, device, method)
+
+
+class History:
+    """The current epoch's record, on the training device, and the file that it goes to; an observer of the training.
+
+    A method that softens targets by past predictions shows them, so that the gradient's rescaling can be recorded.
     """
 
-    def __init__(self, path: Path, num_samples: int, device: torch.device) -> None:
+    def __init__(self, path: Path, num_samples: int, device: torch.device, method: Method | None = None) -> None:
         self.path, self.num_samples = path, num_samples
         self.probabilities = torch.zeros(2, num_samples, dtype=torch.float16, device=device)
         self.flags = torch.zeros(num_samples, dtype=torch.uint8, device=device)
         self._rescaled: Tensor | None = None
-
-    def attach(self, method: Method) -> None:
-        """Let a method that has a past to soften targets with show it."""
-        if self.num_samples and hasattr(method, "watch"):
+        if method is not None:
             method.watch = self._compare
 
     @torch.no_grad()
-    def record(self, index: Tensor, logits: Tensor, labels: Labels, distilled: Tensor | None) -> None:
-        """Note a training batch: samples (B), logits (B, K), and who of them is plain, if not all are."""
-        if not self.num_samples:
-            return
-        plain = distilled
+    def batch(self, shown: Shown) -> None:
+        """Note a training batch; of mixed samples nothing is kept."""
+        index, logits, labels, plain = shown
         if isinstance(labels, tuple):
             labels, _, share = labels
             plain = torch.as_tensor(share) == 1 if plain is None else plain
@@ -60,8 +68,6 @@ class History:
 
     def end_epoch(self, group: Group) -> None:
         """Append the epoch to the file and begin the next one."""
-        if not self.num_samples:
-            return
         block = self.state(group)
         if group.leader:
             with self.path.open("ab") as file:
@@ -76,19 +82,17 @@ class History:
 
     def load(self, state: Tensor) -> None:
         """Go on with an epoch. On the leader only: ``state`` is what all processes had recorded."""
-        if self.num_samples:
-            self.probabilities.copy_(state[: -self.num_samples].view(torch.float16).view(2, -1))
-            self.flags.copy_(state[-self.num_samples :])
+        self.probabilities.copy_(state[: -self.num_samples].view(torch.float16).view(2, -1))
+        self.flags.copy_(state[-self.num_samples :])
 
     def cut(self, epochs: int) -> None:
         """Drop what was written past the first ``epochs``: a resumed run will write it again."""
-        if self.num_samples:
-            if not self.path.exists():
-                self.path.write_bytes(self.num_samples.to_bytes(HEADER, "little"))
-            os.truncate(self.path, HEADER + PER_SAMPLE * self.num_samples * epochs)
+        if not self.path.exists():
+            self.path.write_bytes(self.num_samples.to_bytes(HEADER, "little"))
+        os.truncate(self.path, HEADER + PER_SAMPLE * self.num_samples * epochs)
 
     @torch.no_grad()
-    def _compare(self, logits: Tensor, labels: Labels, past: Past, alpha: float) -> None:
+    def _compare(self, logits: Tensor, labels: Targets, past: Past, alpha: float) -> None:
         label = labels[0] if isinstance(labels, tuple) else labels
         self._rescaled = only_rescaled(logits, label, past, alpha)
 

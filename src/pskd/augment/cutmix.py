@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pskd.augment.mixing import band, box, check_batch, check_parameter, shuffled, symmetric_beta
-from pskd.random import uniform
+from pskd.augment.mixing import band, box, check_batch, check_parameter, symmetric_beta
+from pskd.random import shuffled, uniform
 
 
 def cutmix(
@@ -42,7 +42,7 @@ def cutmix(
     check_parameter("beta", beta)
     height, width = images.shape[2:]
     index = index.to(images.device)
-    order = shuffled(index, seed=seed, epoch=epoch)
+    order = shuffled(index, seed=seed, epoch=epoch, stream="mixing partner")
     share, y, x = uniform(index, seed=seed, epoch=epoch, stream="cutmix", draws=3).unbind(1)
     # lam > 0, so a box never fills the image; float32 rounds the smallest to 0.
     side = (1 - symmetric_beta(share, beta)).sqrt().clamp_max(1 - 2**-24)

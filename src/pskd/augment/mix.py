@@ -11,14 +11,14 @@ from pskd.augment.cutmix import cutmix
 from pskd.augment.cutout import cutout
 from pskd.augment.mixing import half, whole_batch
 from pskd.augment.mixup import mixup
-from pskd.targets import Labels
+from pskd.targets import Targets
 
 
 class Mixed(NamedTuple):
     """A batch after mixing: class indices or pairs ``(a, b, lam)``, and the samples (B) a method may distil."""
 
     images: Tensor
-    labels: Labels
+    labels: Targets
     distilled: Tensor | None
 
 

@@ -35,11 +35,6 @@ def whole_batch(index: Tensor, *, seed: int, epoch: int, probability: float) -> 
     return (number < probability).expand(len(index))
 
 
-def shuffled(index: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """A random order (B) of the batch: sample i is mixed with sample ``order[i]`` as it was before."""
-    return uniform(index, seed=seed, epoch=epoch, stream="mixing partner").squeeze(1).argsort(stable=True)
-
-
 def symmetric_beta(number: Tensor, parameter: float) -> Tensor:
     """Beta(parameter, parameter) numbers from uniform ones: the inverse of the distribution function, from a table."""
     if parameter == 1:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pskd.augment.mixing import check_batch, check_parameter, shuffled, symmetric_beta
-from pskd.random import uniform
+from pskd.augment.mixing import check_batch, check_parameter, symmetric_beta
+from pskd.random import shuffled, uniform
 
 
 def mixup(
@@ -38,7 +38,7 @@ def mixup(
     check_batch(images, index, apply, labels)
     check_parameter("alpha", alpha)
     index = index.to(images.device)
-    order = shuffled(index, seed=seed, epoch=epoch)
+    order = shuffled(index, seed=seed, epoch=epoch, stream="mixing partner")
     lam = symmetric_beta(uniform(index, seed=seed, epoch=epoch, stream="mixup").squeeze(1), alpha)
     if apply is not None:
         lam = torch.where(apply.to(images.device), lam, 1.0)

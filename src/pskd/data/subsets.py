@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from pskd.data.image_data import ImageData, in_memory
 from pskd.data.splits import InMemory
 from pskd.errors import PskdError
-from pskd.random import uniform
+from pskd.random import shuffled
 
 if TYPE_CHECKING:
     from pskd.data.splits import Split
@@ -74,22 +74,17 @@ def hold_out(data: ImageData, fraction: float, seed: int) -> ImageData:
         raise PskdError(
             f"data.val_fraction={fraction} of {total} training samples leaves none on one side: take e.g. 0.1"
         )
-    order = shuffled(total, seed, "validation")
+    order = shuffled(torch.arange(total), seed=seed, epoch=0, stream="validation")
     val, train = order[:held_out].sort().values, order[held_out:].sort().values
     return replace(data, train=data.train.subset(train), val=data.train.subset(val))
 
 
 def drawn_per_class(labels: Tensor, counts: Tensor, seed: int, stream: str) -> Tensor:
     """Draw ``counts[c]`` random samples of each class c: a mask (N,) over ``labels`` (N,)."""
-    order = shuffled(len(labels), seed, stream)
+    order = shuffled(torch.arange(len(labels)), seed=seed, epoch=0, stream=stream)
     by_class = order[labels[order].argsort(stable=True)]  # class after class, shuffled inside
     sizes = labels.bincount(minlength=len(counts))
     rank = torch.arange(len(labels)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
     drawn = torch.zeros(len(labels), dtype=torch.bool)
     drawn[by_class] = rank < counts.repeat_interleave(sizes)
     return drawn
-
-
-def shuffled(total: int, seed: int, stream: str) -> Tensor:
-    """0..total-1 in a random order."""
-    return uniform(torch.arange(total), seed=seed, epoch=0, stream=stream).squeeze(1).argsort(stable=True)

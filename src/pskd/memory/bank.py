@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pskd.checks import ValueChecks, outside, sent
+from pskd.checks import ValueChecks, outside
 from pskd.errors import PskdError
 from pskd.memory.base import Memory
 from pskd.memory.storage import Storage
-from pskd.targets import Past, wide
+from pskd.targets import Past
+from pskd.tensors import accumulation_dtype, to_device
 
 FORMS = ("dense", "topk")
 _UNLABELLED = -1
@@ -117,7 +118,7 @@ class PredictionBank(Memory):
         self._settle()
         index = self._rows(key, take)
         known = self._known(self._storage.read("labels", index).view(key.shape), labels, take)
-        values = self._storage.read("values", index).view(self.dtype).to(wide(self.dtype))
+        values = self._storage.read("values", index).view(self.dtype).to(accumulation_dtype(self.dtype))
         if self.form == "dense":
             values = values / values.sum(1, keepdim=True).clamp_min(1)  # a row sums to at least 1, or there is none
             return Past(_classes_second(values, key.shape), None, known)
@@ -129,7 +130,7 @@ class PredictionBank(Memory):
         """Write the softmax of logits (B, K, ...). Of an index that stands twice in the batch, the last one is kept."""
         self._settle()
         index = self._rows(key, take)
-        likely = logits.detach().to(wide(logits.dtype))
+        likely = logits.detach().to(accumulation_dtype(logits.dtype))
         if likely.ndim > 2:
             likely = likely.movedim(1, -1).reshape(-1, self.num_classes)
         columns = {}
@@ -163,7 +164,7 @@ class PredictionBank(Memory):
         finite = torch.isfinite(witness)
         if finite.device.type == "cpu" and bool(finite.all()):
             return take
-        return finite if take is None else sent(take, finite.device).flatten() & finite
+        return finite if take is None else to_device(take, finite.device).flatten() & finite
 
     def clear(self) -> None:
         """Forget every row."""
@@ -237,14 +238,14 @@ class PredictionBank(Memory):
         return index if wrong is None else torch.where(wrong, self._own, index)
 
     def _refuse(self, wrong: Tensor, take: Tensor | None, why: str) -> None:
-        taken = wrong if take is None else sent(wrong, take.device) & take.flatten()
+        taken = wrong if take is None else to_device(wrong, take.device) & take.flatten()
         self._checks.require_none(taken, lambda count: f"index: {count} {why}")
 
     def _known(self, column: Tensor, labels: Tensor | None, take: Tensor | None) -> Tensor | None:
         """Which samples have a row, None meaning all; a row that was written for another class is reported."""
         if labels is not None:
             # Compared where the labels are, so that nothing has to wait.
-            then, now = sent(column, labels.device), labels.long() + 1
+            then, now = to_device(column, labels.device), labels.long() + 1
             if then.device.type == "cpu" and torch.equal(then, now.to(then.dtype)):
                 return None
             changed = (then > 0) & (then != now)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from pskd.errors import PskdError
 from pskd.linear_head import LinearHead, Output, Part
 from pskd.memory.base import Memory
-from pskd.targets import Past, wide
+from pskd.targets import Past
+from pskd.tensors import accumulation_dtype
 
 
 class Snapshot(Memory):
@@ -62,7 +63,7 @@ class Snapshot(Memory):
             return None
         with torch.no_grad():
             logits = output.logits() if isinstance(output, LinearHead) else output
-            return Past(torch.softmax(logits, 1, wide(logits.dtype)))
+            return Past(torch.softmax(logits, 1, accumulation_dtype(logits.dtype)))
 
     def record(self, key: Any, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
         """Nothing is stored; the step is counted, one that comes in parts by ``by_part``."""
@@ -113,13 +114,13 @@ class Snapshot(Memory):
         if self._copy is None:
             self._copy = self._frozen_copy()
         else:
-            self._copy.load_state_dict(unwrapped(self._model).state_dict())
+            self._copy.load_state_dict(unwrap_model(self._model).state_dict())
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             for buffer in self._copy.buffers():  # batch statistics are each process's own within an epoch
                 dist.broadcast(buffer, 0)
 
     def _frozen_copy(self) -> nn.Module:
-        model = unwrapped(self._model)
+        model = unwrap_model(self._model)
         gradients = [parameter.grad for parameter in model.parameters()]
         try:
             for parameter in model.parameters():
@@ -131,7 +132,7 @@ class Snapshot(Memory):
         return frozen.requires_grad_(False).eval()
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap_model(model: nn.Module) -> nn.Module:
     """The model inside the wrappers of ``torch.compile`` and DistributedDataParallel, in any order."""
     while True:
         inner = getattr(model, "_orig_mod", None)

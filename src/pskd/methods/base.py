@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pskd.errors import PskdError
 from pskd.linear_head import LinearHead, Output, Part, mean_over_parts
-from pskd.targets import Labels, per_position
+from pskd.targets import Targets, per_position
 
 IGNORE_INDEX = -100  # a position with this label takes no part in any method
 
@@ -42,13 +42,13 @@ class Method(ABC):
         return
 
     @abstractmethod
-    def loss(self, output: Output, targets: Labels, *, distilled: Tensor | None = None, **needs: Any) -> Loss:
+    def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None, **needs: Any) -> Loss:
         """The loss of one training batch; samples where ``distilled`` (B) is false are taught by their label alone.
 
         ``output`` is logits, or a ``LinearHead`` with class indices as targets.
         """
 
-    def __call__(self, logits: Output, targets: Labels, **needs: Any) -> Tensor:
+    def __call__(self, logits: Output, targets: Targets, **needs: Any) -> Tensor:
         """``loss(...).total``: what a training loop calls."""
         return self.loss(logits, targets, **needs).total
 
@@ -62,9 +62,9 @@ class Method(ABC):
 
 def mean_loss(
     output: Output,
-    targets: Labels,
+    targets: Targets,
     distilled: Tensor | None,
-    losses: Callable[[Tensor, Labels, Tensor | None, Part | None], tuple[Tensor, Tensor]],
+    losses: Callable[[Tensor, Targets, Tensor | None, Part | None], tuple[Tensor, Tensor]],
 ) -> Tensor:
     """The mean over positions of what ``losses(logits, targets, distilled, part)`` makes: losses and shares.
 
@@ -89,7 +89,7 @@ def whole_logits(output: Output) -> Tensor:
     return output.logits() if isinstance(output, LinearHead) else output
 
 
-def chosen(distilled: Tensor | None, logits: Tensor) -> Tensor | None:
+def distilled_mask(distilled: Tensor | None, logits: Tensor) -> Tensor | None:
     """``distilled``, (B) or one per label, as a mask (B, d1, ...); None: all are."""
     if distilled is None:
         return None

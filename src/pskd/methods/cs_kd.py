@@ -13,7 +13,7 @@ from pskd.linear_head import Output
 from pskd.methods.base import Loss, Method, whole_logits
 from pskd.methods.distilling import check_given, check_positive, label_losses, softened_divergence, where_distilled
 from pskd.random import uniform
-from pskd.targets import Labels
+from pskd.targets import Targets
 
 
 class CSKD(Method):
@@ -55,7 +55,7 @@ class CSKD(Method):
     def loss(
         self,
         output: Output,
-        targets: Labels,
+        targets: Targets,
         *,
         partner_logits: Tensor | None = None,
         distilled: Tensor | None = None,

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pskd.errors import PskdError
-from pskd.methods.base import IGNORE_INDEX, chosen
-from pskd.targets import Labels, Past, check_class_indices, check_shapes, position_losses, wide
+from pskd.methods.base import IGNORE_INDEX, distilled_mask
+from pskd.targets import Past, Targets, check_class_indices, check_shapes, position_losses
+from pskd.tensors import accumulation_dtype
 
 
-def label_losses(logits: Tensor, targets: Labels, epsilon: float | Tensor = 0.0) -> tuple[Tensor, Tensor]:
+def label_losses(logits: Tensor, targets: Targets, epsilon: float | Tensor = 0.0) -> tuple[Tensor, Tensor]:
     """``H((1 - epsilon) * y + epsilon / K, p)`` and the share in a mean of every position, both (B, d1, ...).
 
     Args:
@@ -37,7 +38,7 @@ def label_losses(logits: Tensor, targets: Labels, epsilon: float | Tensor = 0.0)
 
 def softened_divergence(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
     """``KL(softmax(teacher / T) || softmax(student / T))`` of every position, (B, d1, ...); the teacher is fixed."""
-    dtype = wide(logits.dtype)
+    dtype = accumulation_dtype(logits.dtype)
     student = F.log_softmax(logits.to(dtype) / temperature, 1)
     teacher = F.log_softmax(teacher_logits.detach().to(logits.device, dtype) / temperature, 1)
     return F.kl_div(student, teacher, reduction="none", log_target=True).sum(1)
@@ -45,8 +46,8 @@ def softened_divergence(logits: Tensor, teacher_logits: Tensor, temperature: flo
 
 def where_distilled(value: float, distilled: Tensor | None, logits: Tensor) -> float | Tensor:
     """``value`` at the positions where ``distilled``, (B) or (B, d1, ...), is true or None, and 0 elsewhere."""
-    mask = chosen(distilled, logits)
-    return value if mask is None else value * mask.to(wide(logits.dtype))
+    mask = distilled_mask(distilled, logits)
+    return value if mask is None else value * mask.to(accumulation_dtype(logits.dtype))
 
 
 def check_given(name: str, given: Tensor | None, logits: Tensor, what: str) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from pskd.linear_head import Output
 from pskd.methods.base import Loss, Method, mean_loss
 from pskd.methods.distilling import label_losses
-from pskd.targets import Labels
+from pskd.targets import Targets
 
 
 class Hard(Method):
@@ -20,6 +20,6 @@ class Hard(Method):
 
     name = "hard"
 
-    def loss(self, output: Output, targets: Labels, *, distilled: Tensor | None = None, **needs: Any) -> Loss:
+    def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None, **needs: Any) -> Loss:
         total = mean_loss(output, targets, None, lambda logits, labels, *_: label_losses(logits, labels))
         return Loss(total, {"cross_entropy": total.detach()})

@@ -10,7 +10,7 @@ from pskd.errors import PskdError
 from pskd.linear_head import Output, Part
 from pskd.methods.base import Loss, Method, mean_loss
 from pskd.methods.distilling import label_losses, where_distilled
-from pskd.targets import Labels
+from pskd.targets import Targets
 
 
 class LabelSmoothing(Method):
@@ -37,12 +37,12 @@ class LabelSmoothing(Method):
             raise PskdError(f"epsilon must lie in [0, 1), got {epsilon}")
         self.epsilon, self.others_only = epsilon, others_only
 
-    def loss(self, output: Output, targets: Labels, *, distilled: Tensor | None = None, **needs: Any) -> Loss:
+    def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None, **needs: Any) -> Loss:
         total = mean_loss(output, targets, distilled, self._losses)
         return Loss(total, {"smoothed_cross_entropy": total.detach()})
 
     def _losses(
-        self, logits: Tensor, targets: Labels, distilled: Tensor | None, part: Part | None
+        self, logits: Tensor, targets: Targets, distilled: Tensor | None, part: Part | None
     ) -> tuple[Tensor, Tensor]:
         epsilon = self.epsilon
         if self.others_only:

@@ -13,17 +13,17 @@ from pskd.checks import ValueChecks, outside
 from pskd.errors import PskdError
 from pskd.linear_head import LinearHead, Output, Part
 from pskd.memory.base import Memory
-from pskd.methods.base import IGNORE_INDEX, Loss, Method, chosen, mean_loss
+from pskd.methods.base import IGNORE_INDEX, Loss, Method, distilled_mask, mean_loss
 from pskd.schedules import SCHEDULES, Schedule
 from pskd.targets import (
-    Labels,
     Past,
+    Targets,
     check_class_indices,
     check_past,
     check_shapes,
     position_losses,
-    wide,
 )
+from pskd.tensors import accumulation_dtype
 
 
 class PSKD(Method):
@@ -62,7 +62,7 @@ class PSKD(Method):
         self._checks = ValueChecks()
         self.strict = True  # whether logits that are not finite raise; if not, the loss is NaN and no row is written
         # Is shown logits, labels, past predictions and alpha of every batch that has a past.
-        self.watch: Callable[[Tensor, Labels, Past, float], None] | None = None
+        self.watch: Callable[[Tensor, Targets, Past, float], None] | None = None
 
     @property
     def shards(self) -> int:
@@ -102,7 +102,7 @@ class PSKD(Method):
     def __call__(
         self,
         logits: Output,
-        targets: Labels,
+        targets: Targets,
         index: Tensor | None = None,
         inputs: Any = None,
         distilled: Tensor | None = None,
@@ -113,7 +113,7 @@ class PSKD(Method):
     def loss(
         self,
         output: Output,
-        targets: Labels,
+        targets: Targets,
         *,
         index: Tensor | None = None,
         inputs: Any = None,
@@ -141,7 +141,7 @@ class PSKD(Method):
         key_of = self.memory.by_part(key, recalls=bool(self._epoch)) if isinstance(output, LinearHead) else None
 
         def losses(
-            logits: Tensor, targets: Labels, distilled: Tensor | None, part: Part | None
+            logits: Tensor, targets: Targets, distilled: Tensor | None, part: Part | None
         ) -> tuple[Tensor, Tensor]:
             own_key = key if part is None or key_of is None else key_of(part)
             return self._losses(logits, targets, own_key, alpha, distilled)
@@ -150,7 +150,7 @@ class PSKD(Method):
         return Loss(total, {"soft_cross_entropy": total.detach()})
 
     def _losses(
-        self, logits: Tensor, targets: Labels, key: Any, alpha: float, distilled: Tensor | None
+        self, logits: Tensor, targets: Targets, key: Any, alpha: float, distilled: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The loss and the share in a mean of every position, (B, d1, ...); the memory is read, then written."""
         check_shapes(logits, targets)
@@ -192,12 +192,12 @@ class PSKD(Method):
         real = None
         if labels is not None and outside(labels, logits.shape[1]) is not None:
             real = labels != IGNORE_INDEX
-        wanted = chosen(distilled, logits)
+        wanted = distilled_mask(distilled, logits)
         if real is None or wanted is None:
             return wanted if real is None else real
         return real & wanted
 
-    def _checked(self, logits: Tensor, targets: Labels) -> Labels:
+    def _checked(self, logits: Tensor, targets: Targets) -> Targets:
         """The targets, after a look at all values: wrong ones raise here or, on an accelerator, one step later."""
         wrong, epoch = _not_finite(logits.detach()) if self.strict else None, self._epoch
         if wrong is not None:
@@ -213,7 +213,7 @@ class PSKD(Method):
 
 def _not_finite(logits: Tensor) -> Tensor | None:
     """True (B, ...) where a logit is NaN or infinite; None: nowhere. An accelerator, not to wait for, gets a mask."""
-    dtype = wide(logits.dtype)
+    dtype = accumulation_dtype(logits.dtype)
     if logits.device.type == "cpu" and math.isfinite(logits.sum(dtype=dtype)):
         return None
     return ~torch.isfinite(logits.sum(1, dtype=dtype))  # a sum is finite just where all its terms are

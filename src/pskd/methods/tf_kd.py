@@ -11,7 +11,8 @@ from pskd.errors import PskdError
 from pskd.linear_head import Output
 from pskd.methods.base import Loss, Method, whole_logits
 from pskd.methods.distilling import check_given, check_positive, label_losses, softened_divergence, where_distilled
-from pskd.targets import Labels, wide
+from pskd.targets import Targets
+from pskd.tensors import accumulation_dtype
 
 # Variant -> temperature and alpha: the values that most models have in the paper's tables.
 DEFAULTS = {"self": (20.0, 0.95), "reg": (40.0, 0.1)}
@@ -84,7 +85,7 @@ class TFKD(Method):
     def loss(
         self,
         output: Output,
-        targets: Labels,
+        targets: Targets,
         *,
         teacher_logits: Tensor | None = None,
         distilled: Tensor | None = None,
@@ -103,7 +104,7 @@ class TFKD(Method):
         parts = {"cross_entropy": cross_entropy.detach(), "distillation": distillation.detach()}
         return Loss(cross_entropy + distillation, parts)
 
-    def _hand_made_divergence(self, logits: Tensor, targets: Labels) -> Tensor:
+    def _hand_made_divergence(self, logits: Tensor, targets: Targets) -> Tensor:
         """``T^2 * KL(teacher_T || p_T)``, or released ``KL(teacher_T || p)``, of every position, times its share."""
         others = logits.shape[1] - 1
         if not self.a * (others + 1) > 1:
@@ -112,7 +113,7 @@ class TFKD(Method):
             student, scale = logits, 1.0
             gap = (self.a - (1 - self.a) / others) / self.temperature
         else:
-            student, scale = logits.to(wide(logits.dtype)) / self.temperature, self.temperature**2
+            student, scale = logits.to(accumulation_dtype(logits.dtype)) / self.temperature, self.temperature**2
             gap = math.log(self.a * others / (1 - self.a)) / self.temperature
         # The teacher is a softmax of logits with `gap` at the label and 0 elsewhere, which is a smoothed label.
         at_label = 1 / (1 + others * math.exp(-gap))

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pskd.random import epoch_permutation
+
 
 class Step(NamedTuple):
     """One optimizer step: the samples of each of this process's forward passes, and how many all processes have."""
@@ -87,18 +89,12 @@ def split_step(
     return Step(parts, tuple(counted(share) for share in shares), counted(batch))
 
 
-def shuffled(count: int, seed: int, epoch: int, host: int = 0) -> Tensor:
-    """0..count-1 in the random order of this epoch on this host."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch + host * 0x9E3779B97F4A7C15) % 2**63)
-    return torch.randperm(count, generator=generator)
-
-
 def _own(num_samples: int, left: Tensor | None, seed: int, epoch: int, host: int, hosts: int) -> Tensor:
     """This host's samples of those that are left, in the order of the epoch."""
     if left is None:
-        return shuffled(len(range(host, num_samples, hosts)), seed, epoch, host) * hosts + host
+        return epoch_permutation(len(range(host, num_samples, hosts)), seed, epoch, host) * hosts + host
     own = left[left % hosts == host]
-    return own[shuffled(len(own), seed, epoch, host)]
+    return own[epoch_permutation(len(own), seed, epoch, host)]
 
 
 def _cut(count: int, edges: Sequence[int], behind: int, step: int) -> int:

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from pskd.data.detection.annotations import Note, Problems, checked
 from pskd.data.detection.coco import coco_notes
 from pskd.data.detection.digits import digit_scenes
 from pskd.data.detection.scenes import Scene, Scenes
 from pskd.data.detection.voc import VOC_CLASSES, folder_notes, voc_notes
-from pskd.data.subsets import shuffled
 from pskd.errors import PskdError
+from pskd.random import shuffled
 
 __all__ = ["NAMES", "DetectionData", "Scene", "Scenes", "load"]
 
@@ -90,7 +92,8 @@ def load(
         if wanted is not None and splits[split]:
             if wanted > total:
                 raise PskdError(f"data.{split}_images={wanted}: there are {total} in {', '.join(splits[split])}")
-            drawn = shuffled(total, 0 if split == "test" else seed, f"{split} images")[:wanted]
+            own_seed, stream = 0 if split == "test" else seed, f"{split} images"
+            drawn = shuffled(torch.arange(total), seed=own_seed, epoch=0, stream=stream)[:wanted]
             scenes[split] = scenes[split].subset(drawn.sort().values)
     for split, parts in splits.items():
         if parts and bool(scenes[split].difficult.all()):

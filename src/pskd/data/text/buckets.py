@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pskd.runs.plan import shuffled
+from pskd.random import epoch_permutation
 
 _SOURCE_STEP = 2  # source lengths that differ by less share a bucket: more sentences to shuffle, for little padding
 
@@ -41,10 +41,10 @@ class Buckets:
 
     def batches(self, seed: int, epoch: int) -> list[Tensor]:
         """The pairs of every batch of an epoch."""
-        random = shuffled(len(self._key), seed, epoch)
+        random = epoch_permutation(len(self._key), seed, epoch)
         order = random[self._key[random].argsort(stable=True)]
         batches = torch.split(order, self._sizes)
-        return [batches[which] for which in shuffled(len(batches), seed, epoch).tolist()]
+        return [batches[which] for which in epoch_permutation(len(batches), seed, epoch).tolist()]
 
 
 def padding_share(batches: list[Tensor], *sides: Tensor) -> float:
