@@ -1,148 +1,49 @@
-"""Names of methods, models, data sets, tasks and observers, open to everyone.
+"""One registry, open to everyone: methods, models, data sets, tasks, metrics and observers by name.
 
-A thing is registered by a decorator in its own file (`@methods.register("ps_kd")`). A name may also come from an
-installed package, by an entry point of the group `pskd.methods`, `pskd.models`, `pskd.data` or `pskd.tasks`, or be code
-of the user's own, `package.module:attribute`, where the current folder counts too.
+    @pskd.register_method("my_loss")          # in a file of your own; or unregistered: method=my_methods:MyLoss
+    class MyLoss(pskd.Method): ...
 
-Code is imported only by `load`, which wants to be told that it may: what a user's own command or recipe names may be
-imported, what a run folder names may not, since a run folder may come from a stranger.
+Packages add to it by entry points of the groups `pskd.methods`, `pskd.models`, `pskd.data` and `pskd.tasks`. How names
+are found, and when code is imported, is said in `pskd.names`.
 """
 
 from __future__ import annotations
 
-import difflib
-import os
-import pkgutil
-import sys
-import traceback
-from collections.abc import Callable, Iterator
-from importlib import import_module
-from importlib.metadata import entry_points
-from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING
 
-from pskd.errors import PskdError
+from pskd.names import Registry, is_code, methods
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from pskd.metrics.catalogue import Metric
 
+__all__ = [
+    "Registry",
+    "data",
+    "is_code",
+    "methods",
+    "models",
+    "observers",
+    "register_data",
+    "register_method",
+    "register_metric",
+    "register_model",
+    "register_task",
+    "tasks",
+]
 
-class Registry:
-    """Things of one kind by name.
-
-    Args:
-        kind: what one of them is called, in messages and as a setting: "method", "model", ...
-        package: the package whose modules register ours; a module is imported when a name is asked for.
-        group: of the entry points of other packages.
-    """
-
-    def __init__(self, kind: str, package: str, group: str) -> None:
-        self.kind, self.package, self.group = kind, package, group
-        self._things: dict[str, Any] = {}
-
-    def register(self, name: str) -> Callable[[T], T]:
-        """A decorator: its class or function is known by ``name`` from then on."""
-
-        def decorate(thing: T) -> T:
-            known = self._things.setdefault(name, thing)
-            if known is not thing and _origin(known) != _origin(thing):
-                raise PskdError(f"{self.kind} {name!r} is registered twice: by {_origin(known)} and {_origin(thing)}")
-            self._things[name] = thing
-            return thing
-
-        return decorate
-
-    def names(self) -> list[str]:
-        """All names that are registered here or by installed packages."""
-        for module in self._modules():
-            import_module(module)
-        return sorted({*(name for name in self._things if not is_code(name)), *self._entry_points()})
-
-    def find(self, name: str) -> Any:
-        """The thing of this name. Code of the user's own must have been loaded before."""
-        if name not in self._things:
-            self._import_for(name)
-        if name in self._things:
-            return self._things[name]
-        if name in (points := self._entry_points()):
-            self._things[name] = _imported(f"{self.kind}={name}", points[name].load)
-            return self._things[name]
-        if is_code(name):
-            raise PskdError(
-                f"{self.kind}={name} names code, and the run folder may come from a stranger:"
-                " add --allow-code if you trust it"
-            )
-        near = difflib.get_close_matches(name, names := self.names(), 1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise PskdError(
-            f"{self.kind} {name!r} is unknown; {hint}allowed are {', '.join(names)},"
-            " or your own as package.module:attribute"
-        )
-
-    def is_loaded(self, name: str) -> bool:
-        return name in self._things
-
-    def load(self, name: str, *, allow_code: bool) -> Any:
-        """``find``, after importing code of the user's own if that is allowed."""
-        if allow_code and is_code(name) and name not in self._things:
-            self._things[name] = _code(self.kind, name)
-        return self.find(name)
-
-    def _import_for(self, name: str) -> None:
-        """Import what registers ours: the package, the module of that name, or else all of its modules."""
-        import_module(self.package)
-        if name in self._things:
-            return
-        if name.isidentifier() and find_spec(f"{self.package}.{name}") is not None:
-            import_module(f"{self.package}.{name}")
-        elif not is_code(name):
-            self.names()
-
-    def _modules(self) -> Iterator[str]:
-        for module in pkgutil.iter_modules(import_module(self.package).__path__):
-            yield f"{self.package}.{module.name}"
-
-    def _entry_points(self) -> dict[str, Any]:
-        return {point.name: point for point in entry_points(group=self.group)}
-
-
-methods = Registry("method", "pskd.methods", "pskd.methods")
 models = Registry("model", "pskd.models", "pskd.models")
 data = Registry("data", "pskd.data", "pskd.data")
 tasks = Registry("task", "pskd.tasks", "pskd.tasks")
 observers = Registry("observer", "pskd.analysis", "pskd.observers")
 
-
-def is_code(name: str) -> bool:
-    """Whether a name is of the form ``package.module:attribute``."""
-    module, sign, attribute = name.partition(":")
-    return bool(sign) and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
-
-
-def _code(kind: str, name: str) -> Any:
-    """Import the user's own ``package.module:attribute``; the current folder comes last among the places to look in."""
-    module_name, _, attributes = name.partition(":")
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)
-    thing = _imported(f"{kind}={name}", lambda: import_module(module_name))
-    for attribute in attributes.split("."):
-        if not hasattr(thing, attribute):
-            near = difflib.get_close_matches(attribute, dir(thing), 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise PskdError(f"{kind}={name}: {module_name} has no {attribute}{hint}")
-        thing = getattr(thing, attribute)
-    return thing
+register_method = methods.register
+register_model = models.register
+register_data = data.register
+register_task = tasks.register
 
 
-def _imported(name: str, load: Callable[[], Any]) -> Any:
-    """What ``load`` imports; an error in that code is said in one line with its place."""
-    try:
-        return load()
-    except Exception as error:  # whatever a module does while it is imported
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        place = "" if "importlib" in last.filename else f" ({last.filename}, line {last.lineno})"
-        text = " ".join(str(error).split())
-        raise PskdError(f"{name} cannot be imported: {type(error).__name__}: {text}{place}") from error
+def register_metric(name: str, metric: Metric) -> None:
+    """Say how a metric is written, and which way is better."""
+    from pskd.metrics.catalogue import METRICS
 
-
-def _origin(thing: Any) -> str:
-    return f"{getattr(thing, '__module__', '?')}.{getattr(thing, '__qualname__', thing)}"
+    METRICS[name] = metric

@@ -23,8 +23,8 @@ UP_TO = 5_000_000  # samples; each process holds all of an epoch's record
 
 @registry.observers.register("history")
 def record_history(folder: Path, task: Task, method: Method, device: torch.device) -> History | None:
-    """The recorder of a run, for tasks whose samples are what a batch is made of."""
-    if task.num_rows != task.num_samples or task.num_samples > UP_TO:
+    """The recorder of a run, for tasks that show their samples."""
+    if not task.shows_samples or task.num_samples > UP_TO:
         return None
     return History(folder / "history.bin", task.num_samples, device, method)
 

@@ -18,7 +18,7 @@ class Mixed(NamedTuple):
     """A batch after mixing: class indices or pairs ``(a, b, lam)``, and the samples (B) a method may distil."""
 
     images: Tensor
-    labels: Targets
+    targets: Targets
     distilled: Tensor | None
 
 

@@ -30,8 +30,12 @@ class Word(NamedTuple):
     parsed: Any
 
 
-def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = (), *, name: str | None = None) -> Config:
-    """A recipe's settings with `key.sub=value` overrides on top. Code that they name is imported.
+def resolve(
+    recipe: Mapping[str, Any], overrides: Iterable[str] = (), *, name: str | None = None, allow_code: bool = True
+) -> Config:
+    """A recipe's settings with `key.sub=value` overrides on top.
+
+    Code that they name is imported, since they are a user's own; with ``allow_code=False`` it is not.
 
     A recipe may hold a section `methods` with each method's constants for its model: those of the chosen one are taken.
     `scale=laptop` puts the common overlay and the recipe's section `laptop` between the two.
@@ -51,16 +55,15 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = (), *, name: s
             if "model" in changes:
                 tree["model"] = {}  # another model has other options
             _merge(tree, changes)
-    kind = task_class(task, allow_code=True)
-    assert kind is not None
-    default = str(kind.default_method)
+    kind = task_class(task, allow_code=allow_code)
+    default = "ps_kd" if kind is None else str(kind.default_method)
     own = _text(_mapping(tree, "method").get("name", default), "method")
     chosen = _text(_mapping(given, "method").get("name", own), "method")
     if own != chosen:
         tree["method"] = {}  # settings of the recipe's own method mean nothing to another one
     tree["method"] = {**_mapping(constants, chosen), **_mapping(tree, "method"), "name": chosen}
     _merge(tree, given)
-    return validated(tree, allow_code=True)
+    return validated(tree, allow_code=allow_code)
 
 
 def changed(config: Config, overrides: Iterable[str], *, allow_code: bool = False) -> Config:

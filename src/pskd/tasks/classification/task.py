@@ -45,6 +45,7 @@ class Classification(Task):
     Config = ClassificationConfig
     Predictor = ClassPredictor
     loads_by_name = True
+    shows_samples = True
     unit = "img"
     selects_by = "top1_error"
 

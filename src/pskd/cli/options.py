@@ -1,0 +1,49 @@
+"""What the commands share: the application, options, and a word where a part of the workbench is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pskd.errors import PskdError
+
+app = typer.Typer(
+    name="pskd",
+    help="Train models that are more accurate and know how sure they are.",
+    epilog="First run: pskd train digits",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for machines.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+StudyPath = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study.")]
+Best = Annotated[bool, typer.Option("--best", help="The weights of the best epoch by the validation split.")]
+AllowCode = Annotated[
+    bool,
+    typer.Option("--allow-code", help="Import code that the folder itself names; only for folders you trust."),
+]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PSKD_STORAGE",
+        help="The queue: an Optuna URL, such as postgresql+psycopg://user@host/name.  [default: a file in the folder]",
+    ),
+]
+
+
+def need_workbench() -> None:
+    from importlib.util import find_spec
+
+    needed = (
+        *("accelerate", "jinja2", "matplotlib", "optuna", "pycocotools", "sacrebleu", "safetensors", "sklearn"),
+        *("tokenizers", "torchvision", "transformers"),
+    )
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        raise PskdError(f"this command needs {', '.join(missing)}: pip install 'pskd[workbench]'")

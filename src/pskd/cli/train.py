@@ -1,0 +1,118 @@
+"""`pskd train` and `pskd tune`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pskd.cli.options import AllowCode, Storage, app, need_workbench
+from pskd.errors import PskdError
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "  pskd train digits\n\n"
+    "  pskd train digits method=hard epochs=10 --out runs/plain\n\n"
+    "  pskd train folder data.root=my/images --out runs/mine\n\n"
+    "  pskd train --resume --out runs/mine\n\n"
+    "  pskd train --resume --out runs/mine data.root=moved/images\n\n"
+    "  torchrun --nproc-per-node 2 -m pskd train digits --out runs/two"
+)
+def train(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE|FILE.yaml] [KEY=VALUE]...", help="Settings to start from, and changes to them."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder.  [default: runs/RECIPE-METHOD-SEED]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in --out was stopped.")] = False,
+    settings: Annotated[bool, typer.Option("--settings", help="List every setting with its default and exit.")] = False,
+    allow_code: AllowCode = False,
+) -> None:
+    """Train a model and evaluate it."""
+    from pskd.config import changed, describe, differences, resolve
+    from pskd.recipes import read_recipe
+    from pskd.runs.folder import RunFolder
+
+    if settings:
+        print("\n".join(describe()))
+        return
+
+    words = words or []
+    overrides = [word for word in words if "=" in word]
+    names = [word for word in words if "=" not in word]
+    if len(names) > 1:
+        raise PskdError(f"{names[1]!r} is a second recipe: give one, and settings as key=value")
+    if resume and out is None:
+        raise PskdError("--resume needs --out: the folder of the run to go on with")
+    config = None
+    if resume and out is not None and words and not names:
+        config = changed(RunFolder(out).config(allow_code=allow_code), overrides, allow_code=allow_code)
+    elif words or not resume:
+        if not names:
+            raise PskdError("which recipe? for example: pskd train digits (pskd recipes ls lists them)")
+        own_file = names[0].endswith((".yaml", ".yml"))
+        recipe, name = read_recipe(names[0]), Path(names[0]).stem if own_file else names[0]
+        config = resolve(recipe, overrides, name=name)
+        if config.scale == "laptop":
+            full = resolve(recipe, [*overrides, "scale=full"], name=name)
+            print("scale=laptop changes", *differences(full, config), sep="\n  ")
+        out = out or Path("runs") / f"{config.recipe}-{config.method.name}-{config.train.seed}".replace("/", "-")
+    assert out is not None
+    need_workbench()
+    from pskd.engine.loop import Interrupted
+    from pskd.engine.loop import train as run
+    from pskd.report.tables import result_lines
+
+    try:
+        result = run(config, out, resume=resume, allow_code=allow_code)
+    except Interrupted as stop:
+        print(stop, file=sys.stderr)
+        raise typer.Exit(stop.exit_code) from None
+    if int(os.environ.get("RANK", "0")) == 0:
+        print("\n".join(["", *result_lines(result), f"run folder: {out}"]))
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "  pskd tune digits method.alpha=0.0:1.0:0.1\n\n"
+    "  pskd tune digits method=cs_kd method.temperature=1..20 method.weight=0.1,0.5,1,2,4 --random 5 --by nll"
+)
+def tune(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE.yaml", help="Settings to start from.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=RANGE... [KEY=VALUE]...",
+            help="What to search: low:high:step, first..last, value,value or, with --random, low~high. And changes.",
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="The folder of the search.  [default: runs/tune-RECIPE]")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting.")] = 3,
+    trials: Annotated[int | None, typer.Option("--random", min=1, help="Draw so many settings at random.")] = None,
+    by: Annotated[str, typer.Option(help="A metric; or accuracy and calibration together.")] = "top1_error+ece",
+    prune: Annotated[bool, typer.Option("--prune", help="Give up runs that are worse than the median.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="How many runs to train at a time.")] = None,
+    storage: Storage = None,
+) -> None:
+    """Search settings on a validation split, then train with the best on everything and test once."""
+    need_workbench()
+    from pskd.report.page import report as write
+    from pskd.study.tune import parse
+    from pskd.study.tune import tune as run
+
+    out = out or Path("runs") / f"tune-{recipe.removesuffix('.yaml').replace('/', '-')}"
+    found = [(word, parse(word)) for word in words]
+    ranges, settings = [each for _, each in found if each is not None], [word for word, each in found if each is None]
+    options: dict[str, Any] = {"seeds": seeds, "trials": trials, "by": by, "prune": prune, "workers": workers}
+    try:
+        run(recipe, ranges, settings, out, storage=storage, say=lambda line: print(line, flush=True), **options)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where it was", file=sys.stderr)
+        raise typer.Exit(130) from None
+    print("report:", *write([out / "final", out / "search"], out / "report.html"))

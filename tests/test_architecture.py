@@ -1,0 +1,99 @@
+"""Every line knows its room: a room imports only rooms below it, and no two rooms import each other."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "pskd"
+
+# From the ground up; rooms of one line may know each other, but not in a circle. docs/architecture.md says the same.
+LAYERS = (
+    ("errors",),
+    ("names", "settings", "tensors", "schedules"),
+    ("checks", "random", "targets", "linear_head", "indexed", "memory", "methods", "metrics"),  # the core ends here
+    ("registry",),
+    ("config", "recipes"),
+    ("data", "augment", "models"),
+    ("runs",),
+    ("tasks",),
+    ("engine", "use"),
+    ("study",),
+    ("analysis",),
+    ("report",),
+    ("cli",),
+    ("__main__", "__init__"),
+)
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+CORE = {room for rooms in LAYERS[:3] for room in rooms}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """The rooms that a file imports, inside of functions and for type checking too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "pskd":
+            found |= {alias.name for alias in node.names if alias.name in LEVEL}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pskd."):
+            found.add(str(node.module).split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("pskd.")}
+    return found - {room_of(path)}
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_every_room_has_its_place() -> None:
+    assert {room_of(path) for path in FILES} == set(LEVEL)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_room_knows_only_rooms_below_it(path: Path) -> None:
+    own = LEVEL[room_of(path)]
+    if path.name == "__init__.py" and path.parent == PACKAGE:
+        return  # the names that everybody sees
+    above = {room for room in imports(path) if LEVEL[room] > own}
+    assert not above, f"{path.relative_to(PACKAGE)} imports {sorted(above)}, which are above it"
+
+
+def test_no_rooms_import_each_other_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {room: set() for room in LEVEL}
+    for path in FILES:
+        graph[room_of(path)] |= imports(path)
+    graph.pop("__init__")
+
+    def reached(room: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [room]
+        while todo:
+            for other in graph.get(todo.pop(), set()) - seen:
+                seen.add(other)
+                todo.append(other)
+        return seen
+
+    assert [room for room in graph if room in reached(room)] == []
+
+
+def test_training_and_use_do_not_know_each_other() -> None:
+    for path in FILES:
+        if room_of(path) in ("engine", "use"):
+            assert not imports(path) & {"engine", "use"} - {room_of(path)}
+
+
+def test_no_method_is_known_by_name_outside_of_its_file() -> None:
+    for path in FILES:
+        if room_of(path) in ("engine", "tasks", "report", "analysis", "study", "runs"):
+            text = path.read_text()
+            for name in ("PSKD", "TFKD", "CSKD", '"ps_kd"', '"tf_kd"', '"cs_kd"', '"label_smoothing"'):
+                assert name not in text, f"{path.relative_to(PACKAGE)} names {name}"
+
+
+def test_no_file_is_too_long() -> None:
+    assert {str(path): count for path in FILES if (count := path.read_text().count("\n")) > 400} == {}
