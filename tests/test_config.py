@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from pskd.config.classification import ClassificationConfig
 
-from pskd.config import OptimConfig, PSKDConfig, differences, resolve, validated
+from pskd.config import OptimConfig, differences, how, places, resolve, validated
 from pskd.errors import PskdError
+from pskd.recipes import read_recipe
 
 RECIPE = {"about": "x", "method": "ps_kd", "methods": {"ps_kd": {"alpha": 0.7}}, "epochs": 7, "optim": {"lr": 0.5}}
 
@@ -15,13 +15,13 @@ def test_overrides_stand_above_the_recipe() -> None:
     config = resolve(RECIPE, ["optim.lr=1e-3", "seed=3", "model=resnet20", "model.width=4", "method.alpha=0.2"])
     assert (config.optim.lr, config.train.seed, config.train.epochs) == (1e-3, 3, 7)
     assert (config.model.name, config.model.options) == ("resnet20", {"width": 4})
-    assert isinstance(config.method, PSKDConfig)
-    assert config.method.alpha == 0.2
+    assert config.method.name == "ps_kd"
+    assert config.method.options["alpha"] == 0.2
 
 
 def test_a_method_takes_its_constants_from_the_recipe() -> None:
-    assert resolve(RECIPE).method == PSKDConfig(alpha=0.7)
-    assert resolve({"methods": {"ps_kd": {"alpha": 0.3}}}, ["method=ps_kd"]).method == PSKDConfig(alpha=0.3)
+    assert resolve(RECIPE).method.options["alpha"] == 0.7
+    assert resolve({"methods": {"ps_kd": {"alpha": 0.3}}}, ["method=ps_kd"]).method.options["alpha"] == 0.3
     assert resolve(RECIPE, ["method=hard"]).method.name == "hard"
 
 
@@ -32,7 +32,14 @@ def test_a_method_takes_its_constants_from_the_recipe() -> None:
         ("lr=1", "lr: unknown setting; did you mean optim.lr?"),
         ("method.alpa=0.3", "method.alpa: unknown setting of ps_kd; did you mean method.alpha?"),
         ("zzz=3", "zzz: unknown setting; allowed are "),
-        ("method=pskd", "method: 'pskd' is not a method; allowed are hard"),
+        ("method=pskd", "method 'pskd' is unknown; did you mean ps_kd? allowed are cs_kd, hard"),
+        ("method=", "method='' is not a name: write for example method=ps_kd"),
+        ("method=3", "method '3' is unknown; allowed are cs_kd"),
+        ("method=[1]", "method '[1]' is unknown"),
+        ("data=digit", "data 'digit' is unknown; did you mean digits?"),
+        ("task=classify", "task 'classify' is unknown; did you mean classification?"),
+        ("model=", "model='' is not a name"),
+        ("data.rot=x", "data.rot: unknown setting; did you mean data.root?"),
         ("epochs=many", "train.epochs='many': input should be a valid integer"),
         ("epochs=0", "train.epochs=0: input should be greater than or equal to 1"),
         ("method.alpha=1.5", "method.alpha=1.5: input should be less than or equal to 1"),
@@ -69,4 +76,46 @@ def test_the_learning_rate_is_a_function_of_progress() -> None:
 
 
 def test_defaults_are_a_configuration() -> None:
-    assert validated({}) == ClassificationConfig()
+    config = validated({})
+    assert (config.task, config.method.name, config.data.name) == ("classification", "ps_kd", "digits")
+
+
+def test_text_stays_text_where_text_is_wanted() -> None:
+    translation = resolve({"task": "translation"}, ["data.source=no", "data.target=on", "data.root=2024"])
+    assert (translation.data.source, translation.data.target) == ("no", "on")  # type: ignore[attr-defined]
+    assert translation.data.root == "2024"
+    assert resolve({}, ["data.root=null"]).data.root is None
+    assert resolve({}, ["model.depth=20", "model.shakedrop=no"]).model.options == {"depth": 20, "shakedrop": False}
+
+
+def test_each_task_has_its_own_default_method() -> None:
+    assert resolve({"task": "detection"}).method.name == "hard"
+    assert resolve({"task": "detection"}, ["scale=laptop"]).method.name == "hard"
+    with pytest.raises(PskdError, match=r"method=ps_kd: a detector takes hard only; .* model.backbone=RUN"):
+        resolve({"task": "detection"}, ["method=ps_kd"])
+    with pytest.raises(PskdError, match="method=cs_kd: translation takes hard, label_smoothing, ps_kd"):
+        resolve({"task": "translation"}, ["method=cs_kd"])
+    with pytest.raises(PskdError, match=r"method.alpha: unknown setting of hard"):
+        resolve(read_recipe("detection/digits"), ["method.alpha=0.5"])
+
+
+def test_the_laptop_overlay_is_that_of_the_task_that_is_asked_for() -> None:
+    assert resolve({}, ["task=translation", "scale=laptop"]).train.batch_size == 2048
+
+
+def test_what_says_only_where_and_how_is_marked_on_its_field() -> None:
+    config = resolve({}, ["method=tf_kd", "method.teacher=x"])
+    assert how(config) >= {"data.download", "data.workers", "train.device", "train.threads", "train.save_every"}
+    assert places(config) - how(config) == {"recipe", "data.root", "method.teacher"}
+    assert "method.path" in places(resolve({}))
+    assert "train.seed" not in places(config)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [{"methods": 3}, {"laptop": 3}, {"task": {}}, {"method": {"name": [1]}}, {"data": [1]}, {"train": 7}],
+)
+def test_sections_that_are_none_are_refused(recipe: dict[str, object]) -> None:
+    with pytest.raises(PskdError) as caught:
+        resolve(recipe)
+    assert "\n" not in str(caught.value)

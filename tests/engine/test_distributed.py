@@ -96,7 +96,7 @@ def test_the_bank_is_one_and_complete(two_processes: Path) -> None:
 
 
 def test_metrics_are_exact(two_processes: Path) -> None:
-    from pskd.use.evaluate import evaluate
+    from pskd.use import evaluate
 
     result = json.loads((two_processes / "result.json").read_text())
     assert result["processes"] == 2

@@ -17,7 +17,7 @@ import pytest
 import torch
 from chaos import tiny
 from helpers import small
-from pskd.use.evaluate import evaluate
+from pskd.use import evaluate
 
 from pskd.analysis.ensembles import read
 from pskd.engine.loop import train

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import metrics_of, pskd, small
-from pskd.use.evaluate import evaluate
+from pskd.use import evaluate
 from safetensors.torch import load_file
 from torch import nn
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pskd.random import epoch_permutation
-from pskd.runs.plan import Begun, Step, epoch_plan
+from pskd.runs.plan import Stretch, Step, epoch_plan
 
 
 def plans(samples: int, batch: int, accumulate: int, hosts: int, world: int, **more: Any) -> list[list[Step]]:
@@ -75,12 +75,12 @@ def test_an_epoch_can_end_on_another_number_of_hosts(hosts: tuple[int, ...]) -> 
     """Each number of hosts takes two steps of the epoch, the last one the rest; still every sample counts once."""
     seen, begun = [], ()
     for position, number in enumerate(hosts):
-        every = plans(103, 16, 2, number, 2, begun=begun)
+        every = plans(103, 16, 2, number, 2, stretches=begun)
         start, until = 2 * position, 2 * position + 2 if position + 1 < len(hosts) else 7
         assert {len(plan) for plan in every} == {7}
         seen += [counted(plan[start:until]) for plan in every]
         assert all(step.total == sum(sum(plan[at].real) for plan in every) for at, step in enumerate(every[0]))
-        begun = (*begun, Begun(until, number))
+        begun = (*begun, Stretch(until, number))
     assert torch.equal(torch.cat(seen).sort().values, torch.arange(103))
 
 

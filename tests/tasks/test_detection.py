@@ -17,7 +17,7 @@ import torch
 from helpers import metrics_of, small
 from PIL import Image
 from processes import in_child
-from pskd.use.evaluate import evaluate
+from pskd.use import evaluate
 from safetensors.torch import load_file
 
 from pskd.config import Config, resolve

@@ -18,7 +18,7 @@ from chaos import equal
 from helpers import metrics_of, pskd
 from num2words import num2words
 from processes import in_child
-from pskd.use.evaluate import evaluate
+from pskd.use import evaluate
 from safetensors.torch import load_file
 
 from pskd import tasks

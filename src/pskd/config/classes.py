@@ -14,12 +14,13 @@ from pydantic import ConfigDict, Field, create_model
 from pskd import registry
 from pskd.config.base import MethodConfig, Section
 from pskd.config.run import Config, UncheckedConfig
+from pskd.errors import PskdError
 from pskd.settings import How, Place, Range, Setting, settings_of
 
-DEFAULT_TASK = "classification"
+DEFAULT_TASK, DEFAULT_METHOD = "classification", "ps_kd"
 
 
-def task_class(name: str, *, allow_code: bool = False) -> type[Any] | None:
+def task_class(name: str, *, allow_code: bool = False) -> Any:
     """The task of this name; None for code that is not to be imported."""
     return _known(registry.tasks, name, allow_code)
 
@@ -33,13 +34,16 @@ def config_class(task: str, method: str | None, data: str | None, *, allow_code:
     kind = task_class(task, allow_code=allow_code)
     if kind is None:
         return UncheckedConfig
-    method = method or kind.default_method
+    method = method or kind.default_method or DEFAULT_METHOD
     section = kind.Config.model_fields["data"].annotation
     data = data or section.model_fields["name"].default
     loader = None
     if kind.loads_by_name:
         loader = _known(registry.data, str(data), allow_code)
-    return _assembled(kind.Config, method, _known(registry.methods, method, allow_code), loader)
+    taught = _known(registry.methods, method, allow_code)
+    if taught is not None and (reason := kind.refuses(taught)) is not None:
+        raise PskdError(f"method={method}: {reason}")
+    return _assembled(kind.Config, method, taught, loader)
 
 
 class _Checked(MethodConfig):
@@ -47,7 +51,7 @@ class _Checked(MethodConfig):
 
 
 @functools.cache
-def _assembled(base: type[Config], name: str, method: type[Any] | None, loader: Any) -> type[Config]:
+def _assembled(base: type[Config], name: str, method: Any, loader: Any) -> type[Config]:
     taught = method_class(name, method)
     fields: dict[str, Any] = {"method": (taught, taught(name=name))}
     if loader is not None:
@@ -60,7 +64,7 @@ def _assembled(base: type[Config], name: str, method: type[Any] | None, loader: 
 
 
 @functools.cache
-def method_class(name: str, method: type[Any] | None) -> type[MethodConfig]:
+def method_class(name: str, method: Any) -> type[MethodConfig]:
     """The settings of a method; of one that was not imported, any."""
     if method is None:
         return MethodConfig

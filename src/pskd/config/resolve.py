@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from pskd.config.base import Section
-from pskd.config.classes import DEFAULT_TASK, config_class, task_class
+from pskd.config.classes import DEFAULT_METHOD, DEFAULT_TASK, config_class, task_class
 from pskd.config.explain import TOP_LEVEL_SHORTS, explain
 from pskd.config.run import Config
 from pskd.config.yaml_file import read_yaml
@@ -56,7 +56,7 @@ def resolve(
                 tree["model"] = {}  # another model has other options
             _merge(tree, changes)
     kind = task_class(task, allow_code=allow_code)
-    default = "ps_kd" if kind is None else str(kind.default_method)
+    default = (kind and kind.default_method) or DEFAULT_METHOD
     own = _text(_mapping(tree, "method").get("name", default), "method")
     chosen = _text(_mapping(given, "method").get("name", own), "method")
     if own != chosen:

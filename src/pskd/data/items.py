@@ -68,8 +68,8 @@ def from_datasets(name: str, found: Any, image_size: int | None = None) -> Image
     first = as_image(found["train"][0][0], f"data={name}: the first training image")
     size = (image_size, image_size) if image_size else (first.height, first.width)
     channels = len(first.getbands())
-    seen = torch.linspace(0, len(found["train"]) - 1, min(LOOKED_AT, len(found["train"]))).long().unique().tolist()
-    images = [centred(as_image(found["train"][place][0], f"item {place}"), size, None) for place in seen]
+    seen = torch.linspace(0, len(found["train"]) - 1, min(LOOKED_AT, len(found["train"]))).long().tolist()
+    images = [centred(as_image(found["train"][place][0], f"item {place}"), size, None) for place in dict.fromkeys(seen)]
     mean, std = channel_statistics(torch.stack([pixels(image) for image in images]))
     view = View(channels, size, None, mean, std)
     splits = {

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pskd import tasks
 from pskd.errors import PskdError
 from pskd.study.results import Row, Run, plain_row
+from pskd.use import Predictor
 
 SHOWN, CLASSES, SIDE = 8, 4, 96  # samples, classes of each, and pixels of an image at most
 
@@ -79,13 +79,12 @@ def _likeliest(probs: torch.Tensor, classes: Sequence[str]) -> list[tuple[str, f
 def _images(run: Run, indices: Sequence[int], fingerprint: str) -> tuple[list[str | None], str]:
     """Thumbnails of test samples, and what is missing if the data is not here."""
     try:
-        task = tasks.create(run.config)
-        if task.test_fingerprint != fingerprint:
-            return [None] * len(indices), "The data has changed since: no images are shown."
-        pictures = [task.picture(index) for index in indices]
+        pictures = Predictor.from_run(run.folder.path).pictures(run.config, indices, fingerprint)
     except PskdError as error:
-        return [None] * len(indices), f"The data is not here, so no images are shown ({error})."
-    return [None if picture is None else _thumbnail(picture) for picture in pictures], ""
+        return [None] * len(indices), f"No images are shown ({error})."
+    if pictures is None:
+        return [None] * len(indices), "The data has changed since: no images are shown."
+    return [_thumbnail(picture) for picture in pictures], ""
 
 
 def _thumbnail(pixels: np.ndarray) -> str:

@@ -48,7 +48,7 @@ class Task(ABC):
 
     Config: ClassVar[type[Config]]  # the settings of its runs
     Predictor: ClassVar[type[Predictor]]  # opens its finished runs
-    default_method: ClassVar[str] = "ps_kd"
+    default_method: ClassVar[str | None] = None  # None: what most tasks have, `config.DEFAULT_METHOD`
     loads_by_name: ClassVar[bool] = False  # whether data.name is one of `registry.data`, with that one's options
     rows_by_host: ClassVar[bool] = True  # whether row i of a bank is always trained on host i % hosts, which keeps it
     needs_whole_model: ClassVar[str | None] = None  # why its model cannot be spread over processes, if it cannot
@@ -64,6 +64,11 @@ class Task(ABC):
     has_validation: bool
     notes: Sequence[str] = ()  # what the log shall say of data and model; the screen shows the first line
     providers: Mapping[str, Callable[[nn.Module, Any], Any]]
+
+    @classmethod
+    def refuses(cls, method: type[Method]) -> str | None:
+        """Why a method cannot teach this task; None: it can."""
+        return None
 
     @property
     def sources(self) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import nn
@@ -57,7 +58,7 @@ class Predictor(ABC):
         model: with its weights, on ``device``, in evaluation mode.
     """
 
-    About: ClassVar[type[About]] = About
+    about_class: ClassVar[type[About]] = About
     options: ClassVar[frozenset[str]] = frozenset()  # of ``predict``
 
     def __init__(self, run: Path, about: Any, model: nn.Module, device: torch.device) -> None:
@@ -83,7 +84,7 @@ class Predictor(ABC):
             raise PskdError(f"{run} is a run of {raw.get('task')}, not of {task}")
         kind = registry.tasks.load(str(raw.get("task")), allow_code=allow_code).Predictor
         try:
-            about = kind.About.model_validate(raw)
+            about = kind.about_class.model_validate(raw)
             model = kind.build(about, allow_code=allow_code)
         except ValidationError as error:
             where = ".".join(str(part) for part in error.errors()[0]["loc"])
@@ -101,6 +102,10 @@ class Predictor(ABC):
     @abstractmethod
     def predict(self, inputs: Sequence[str], **options: Any) -> Iterator[Answer | PskdError]:
         """What the model makes of each input; one that cannot be read yields its error instead."""
+
+    def pictures(self, config: Config, which: Sequence[int], fingerprint: str) -> list[np.ndarray] | None:
+        """Test samples as images, (H, W, C) uint8; None where the data has another fingerprint, or no pictures."""
+        return None
 
     @abstractmethod
     def evaluate(self, config: Config, split: str, group: Group) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,11 +18,10 @@ from pskd.errors import PskdError
 from pskd.metrics import functional
 from pskd.runs.group import Group
 from pskd.runs.sharding import is_spread
-from pskd.tasks import predictor
-from pskd.tasks.predictor import Answer, Predictor, plain_options
+from pskd.tasks.predictor import About, Answer, Predictor, plain_options
 
 
-class About(predictor.About):
+class AboutClassifier(About):
     """The model's name and options, its classes, and what it sees of an image (``View.to_dict``)."""
 
     classes: tuple[str, ...]
@@ -44,7 +44,7 @@ class Prediction(Answer):
 class ClassPredictor(Predictor):
     """An image classifier with its classes and its view of an image."""
 
-    About = About
+    about_class = AboutClassifier
     options = frozenset({"top"})
 
     @property
@@ -57,7 +57,7 @@ class ClassPredictor(Predictor):
         return View.from_dict(self.about.view)
 
     @classmethod
-    def build(cls, about: About, *, allow_code: bool = False) -> nn.Module:
+    def build(cls, about: AboutClassifier, *, allow_code: bool = False) -> nn.Module:
         return rebuilt_classifier(
             about.model, len(about.classes), View.from_dict(about.view).channels, allow_code=allow_code
         )
@@ -82,6 +82,12 @@ class ClassPredictor(Predictor):
         samples = self.split(config, split)
         scored = score_split(self.model, samples, len(self.classes), config, self.device, group)
         return functional.summarize(functional.score_samples(scored, samples.labels), config.eval.ece_bins)
+
+    def pictures(self, config: Config, which: Sequence[int], fingerprint: str) -> list[np.ndarray] | None:
+        samples = self.split(config, "test")
+        if samples.fingerprint != fingerprint:
+            return None
+        return [samples.pixels(index).permute(1, 2, 0).numpy() for index in which]
 
     def split(self, config: Config, split: str) -> Split:
         """The samples of "test" or "val" that the configuration names, in this model's view and classes."""

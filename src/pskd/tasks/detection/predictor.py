@@ -23,14 +23,13 @@ from pskd.models.detection import Detector, faster_rcnn, trunk_of
 from pskd.runs.files import one_line_errors
 from pskd.runs.group import Group
 from pskd.runs.sharding import is_spread
-from pskd.tasks import predictor
 from pskd.tasks.classification.predictor import rebuilt_classifier
-from pskd.tasks.predictor import Answer, Predictor
+from pskd.tasks.predictor import About, Answer, Predictor
 
 READABLE = 400  # pixels of a drawing's longer side
 
 
-class About(predictor.About):
+class AboutDetector(About):
     """The detector's settings, its trunk's model, its classes, its view (``View.to_dict``) and sizes of an image."""
 
     trunk: dict[str, Any]
@@ -55,11 +54,11 @@ class Found(Answer):
 class DetectionPredictor(Predictor):
     """A detector with its classes and sizes; the run of its trunk may be gone."""
 
-    About = About
+    about_class = AboutDetector
     options = frozenset({"min_score", "draw"})
 
     @classmethod
-    def build(cls, about: About, *, allow_code: bool = False) -> Detector:
+    def build(cls, about: AboutDetector, *, allow_code: bool = False) -> Detector:
         options = dict(about.trunk)
         try:
             classes, channels = int(options.pop("classes")), int(options.pop("channels"))

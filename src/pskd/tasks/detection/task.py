@@ -54,11 +54,6 @@ class Detection(Task):
 
     def __init__(self, config: DetectionConfig) -> None:
         self.config = config
-        if not registry.methods.find(config.method.name).plain:
-            raise PskdError(
-                f"method={config.method.name}: a detector takes hard only; other methods reach it through its trunk,"
-                " model.backbone=RUN"
-            )
         settings = config.data
         self.data = load_data(config)
         self.num_classes = len(self.data.classes)
@@ -70,6 +65,11 @@ class Detection(Task):
         self.augment = BoxAugment(sizes, settings.max_size, config.augment.flip)
         self.resize = Resize(settings.image_size, settings.max_size)
         self._about: dict[str, Any] = {}
+
+    @classmethod
+    def refuses(cls, method: type[Method]) -> str | None:
+        trunk = "a detector takes hard only; other methods reach it through its trunk, model.backbone=RUN"
+        return None if method.plain else trunk
 
     def model(self) -> nn.Module:
         settings = self.config.model

@@ -19,14 +19,13 @@ from pskd.errors import PskdError
 from pskd.models import seq2seq
 from pskd.models.seq2seq import POSITIONS, Seq2Seq
 from pskd.runs.group import Group
-from pskd.tasks import predictor
-from pskd.tasks.predictor import Answer, Predictor, plain_options
+from pskd.tasks.predictor import About, Answer, Predictor, plain_options
 from pskd.tasks.translation.scores import Encoded, translate_split
 
 BATCH = 64  # sentences that are translated at a time
 
 
-class About(predictor.About):
+class AboutTranslator(About):
     """The model's name and options, its tokenizer as JSON, and the settings of its search."""
 
     tokenizer: str
@@ -49,16 +48,16 @@ class TranslatedText(Answer):
 class TranslationPredictor(Predictor):
     """A translator with its vocabulary."""
 
-    About = About
+    about_class = AboutTranslator
     options = frozenset({"texts"})
     model: Seq2Seq
 
-    def __init__(self, run: Path, about: About, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, run: Path, about: AboutTranslator, model: nn.Module, device: torch.device) -> None:
         super().__init__(run, about, model, device)
         self.tokenizer = Tokenizer.from_json(about.tokenizer)
 
     @classmethod
-    def build(cls, about: About, *, allow_code: bool = False) -> Seq2Seq:
+    def build(cls, about: AboutTranslator, *, allow_code: bool = False) -> Seq2Seq:
         name, options = about.model.get("name"), {key: value for key, value in about.model.items() if key != "name"}
         return seq2seq_model({"name": str(name), **plain_options(options)}, len(Tokenizer.from_json(about.tokenizer)))
 

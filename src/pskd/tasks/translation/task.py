@@ -41,9 +41,6 @@ class Translation(Task):
 
     def __init__(self, config: TranslationConfig) -> None:
         self.config = config
-        if not registry.methods.find(config.method.name).takes_heads:
-            able = [name for name in registry.methods.names() if registry.methods.find(name).takes_heads]
-            raise PskdError(f"method={config.method.name}: translation takes {', '.join(able)}")
         settings = config.data
         if settings.max_length > POSITIONS:
             raise PskdError(
@@ -68,6 +65,13 @@ class Translation(Task):
             f" {len(self.buckets)} batches of at most {config.train.batch_size:,} tokens,"
             f" {padding_share(self.buckets.batches(0, 0), *lengths):.1%} padding",
         )
+
+    @classmethod
+    def refuses(cls, method: type[Method]) -> str | None:
+        if method.takes_heads:
+            return None
+        able = [name for name in registry.methods.names() if registry.methods.find(name).takes_heads]
+        return f"translation takes {', '.join(able)}"
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
