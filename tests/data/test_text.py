@@ -5,10 +5,10 @@ from __future__ import annotations
 import gzip
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from pskd.config.translation import DataConfig
 
 from pskd.data.text.buckets import Buckets, padding_share
 from pskd.data.text.pairs import TextData
@@ -26,7 +26,8 @@ def write(folder: Path, stem: str, german: list[str] = GERMAN, english: list[str
 
 
 def files(folder: Path, **settings: object) -> TextData:
-    return load(DataConfig.model_validate({"name": "files", "root": str(folder), **settings}))
+    given: dict[str, Any] = {"name": "files", "root": str(folder), **settings}
+    return load(languages=(given.pop("source", "de"), given.pop("target", "en")), **given)
 
 
 @pytest.fixture

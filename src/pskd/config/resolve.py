@@ -26,8 +26,13 @@ _LAPTOP = Path(__file__).with_name("laptop.yaml")
 class Word(NamedTuple):
     """The value of an override as it was written, and as YAML reads it: its setting's type decides between the two."""
 
-    text: str
+    written: str
     parsed: Any
+
+    @property
+    def text(self) -> str:
+        """What it says, without quotes."""
+        return self.parsed if isinstance(self.parsed, str) else self.written
 
 
 def resolve(
