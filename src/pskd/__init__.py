@@ -7,23 +7,39 @@ __version__ = "0.1.0"
 
 # Public name -> the module it lives in. Loading on first use keeps `pskd --help` and `pskd.schedules` free of torch.
 _HOME = {
-    "PSKD": "pskd.methods.ps_kd",
-    "Loss": "pskd.methods.base",
-    "PredictionBank": "pskd.memory.bank",
-    "Snapshot": "pskd.memory.snapshot",
+    "CSKD": "pskd.methods",
+    "Hard": "pskd.methods",
+    "LabelSmoothing": "pskd.methods",
+    "Loss": "pskd.methods",
+    "Method": "pskd.methods",
+    "PSKD": "pskd.methods",
+    "SameClassPartners": "pskd.methods",
+    "TFKD": "pskd.methods",
+    "Memory": "pskd.memory",
+    "PredictionBank": "pskd.memory",
+    "Snapshot": "pskd.memory",
     "Indexed": "pskd.indexed",
     "LinearHead": "pskd.linear_head",
     "soft_cross_entropy": "pskd.targets",
 }
-_MODULES = ("metrics", "models", "schedules")
+_MODULES = ("memory", "methods", "metrics", "models", "schedules")
 
 __all__ = [
+    "CSKD",
     "PSKD",
+    "TFKD",
+    "Hard",
     "Indexed",
+    "LabelSmoothing",
     "LinearHead",
     "Loss",
+    "Memory",
+    "Method",
     "PredictionBank",
+    "SameClassPartners",
     "Snapshot",
+    "memory",
+    "methods",
     "metrics",
     "models",
     "schedules",
@@ -31,13 +47,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from pskd import metrics, models, schedules
+    from pskd import memory, methods, metrics, models, schedules
     from pskd.indexed import Indexed
     from pskd.linear_head import LinearHead
-    from pskd.memory.bank import PredictionBank
-    from pskd.memory.snapshot import Snapshot
-    from pskd.methods.base import Loss
-    from pskd.methods.ps_kd import PSKD
+    from pskd.memory import Memory, PredictionBank, Snapshot
+    from pskd.methods import CSKD, PSKD, TFKD, Hard, LabelSmoothing, Loss, Method, SameClassPartners
     from pskd.targets import soft_cross_entropy
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 Schedule = Callable[[float], float]
+ScheduleName = Literal["linear", "step", "exponential", "cosine", "constant"]
 
 
 def linear(progress: float) -> float:

@@ -220,9 +220,9 @@ def test_a_second_training_begins_without_a_past(model: Net) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"refresh": 0}, "refresh must be a number of epochs above 0, got 0"),
-        ({"refresh": float("nan")}, "refresh must be a number of epochs above 0, got nan"),
-        ({"refresh": float("inf")}, "refresh must be a number of epochs above 0, got inf"),
+        ({"refresh": 0}, "refresh must be a positive number, got 0"),
+        ({"refresh": float("nan")}, "refresh must be a positive number, got nan"),
+        ({"refresh": float("inf")}, "refresh must be a positive number, got inf"),
         ({"refresh": 0.5}, "refresh=0.5 is not a whole number of epochs: give steps_per_epoch too"),
         ({"steps_per_epoch": 0}, "steps_per_epoch must be at least 1, got 0"),
     ],

@@ -1,1 +1,7 @@
 """Where past predictions come from: a bank of stored rows, or a frozen copy of the model."""
+
+from pskd.memory.bank import PredictionBank
+from pskd.memory.base import Memory
+from pskd.memory.snapshot import Snapshot
+
+__all__ = ["Memory", "PredictionBank", "Snapshot"]

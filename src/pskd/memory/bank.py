@@ -7,7 +7,7 @@ optimizer step), as the paper's "save the past predictions" does it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,10 +16,10 @@ from pskd.checks import ValueChecks, outside
 from pskd.errors import PskdError
 from pskd.memory.base import Memory
 from pskd.memory.storage import Storage
+from pskd.settings import Count, check_arguments
 from pskd.targets import Past
 from pskd.tensors import accumulation_dtype, to_device
 
-FORMS = ("dense", "topk")
 _UNLABELLED = -1
 _PACK_FROM = 200  # classes
 _BLOCKS_FROM, _BLOCK = 128, 8  # classes for each one kept, and of a block
@@ -50,10 +50,10 @@ class PredictionBank(Memory):
 
     def __init__(
         self,
-        num_samples: int,
-        num_classes: int,
-        form: str = "dense",
-        k: int = 32,
+        num_samples: Count,
+        num_classes: Count,
+        form: Literal["dense", "topk"] = "dense",
+        k: Count = 32,
         dtype: torch.dtype = torch.float16,
         path: str | Path | None = None,
         device: str | torch.device = "cpu",
@@ -61,11 +61,7 @@ class PredictionBank(Memory):
         host: int = 0,
         hosts: int = 1,
     ) -> None:
-        if form not in FORMS:
-            raise PskdError(f"form is {form!r}; allowed are {', '.join(FORMS)}")
-        for name, number in (("num_samples", num_samples), ("num_classes", num_classes), ("k", k)):
-            if number < 1:
-                raise PskdError(f"{name} must be at least 1, got {number}")
+        check_arguments(PredictionBank.__init__, locals())
         if not dtype.is_floating_point:
             raise PskdError(f"dtype must be a floating type, got {dtype}")
         if path is not None and torch.device(device).type != "cpu":

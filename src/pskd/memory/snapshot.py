@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pskd.errors import PskdError
 from pskd.linear_head import LinearHead, Output, Part
 from pskd.memory.base import Memory
+from pskd.settings import Count, Positive, check_arguments
 from pskd.targets import Past
 from pskd.tensors import accumulation_dtype
 
@@ -35,11 +36,8 @@ class Snapshot(Memory):
 
     needs = "inputs"
 
-    def __init__(self, model: nn.Module, refresh: float = 1.0, steps_per_epoch: int | None = None) -> None:
-        if not 0 < refresh < math.inf:
-            raise PskdError(f"refresh must be a number of epochs above 0, got {refresh}")
-        if steps_per_epoch is not None and steps_per_epoch < 1:
-            raise PskdError(f"steps_per_epoch must be at least 1, got {steps_per_epoch}")
+    def __init__(self, model: nn.Module, refresh: Positive = 1.0, steps_per_epoch: Count | None = None) -> None:
+        check_arguments(Snapshot.__init__, locals())
         if steps_per_epoch is None and refresh != int(refresh):
             raise PskdError(f"refresh={refresh} is not a whole number of epochs: give steps_per_epoch too")
         self._model, self._refresh, self._steps_per_epoch = model, refresh, steps_per_epoch

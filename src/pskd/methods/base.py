@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pskd.errors import PskdError
 from pskd.linear_head import LinearHead, Output, Part, mean_over_parts
-from pskd.targets import Targets, per_position
+from pskd.settings import Setting, nearest, settings_of
+from pskd.targets import Past, Targets, per_position
 
 IGNORE_INDEX = -100  # a position with this label takes no part in any method
+NEEDS = ("index", "inputs", "partner_logits", "teacher_logits")
 
 
 class Loss(NamedTuple):
@@ -22,41 +27,119 @@ class Loss(NamedTuple):
     parts: dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """The training that a method is made for: what is known of it before the first step.
+
+    Args:
+        epochs: the length of the training.
+        num_classes: classes of the model.
+        num_samples: rows that a bank needs: training samples, in translation tokens.
+        steps_per_epoch: calls of the method in an epoch.
+        model: the model in training.
+        fingerprint: identity of the training data.
+        path: a scratch file that the processes of this host share; None: there is one process.
+        host, hosts: this machine, and how many there are.
+        mixes: whether images are mixed (Cutout, CutMix, Mixup).
+    """
+
+    epochs: int
+    num_classes: int
+    num_samples: int
+    steps_per_epoch: int
+    model: nn.Module
+    fingerprint: str | None
+    path: Path | None
+    host: int = 0
+    hosts: int = 1
+    mixes: bool = False
+
+
 class Method(ABC):
     """A loss with a memory of its own. It never runs the student, samples data or trains a teacher.
 
-    What it has to be given beside output and labels stands in ``needs``: of "index", "inputs", "partner_logits",
-    "teacher_logits".
+    What it has to be given beside output and targets stands in ``needs``: of "index", "inputs", "partner_logits",
+    "teacher_logits", or names of its own.
     """
 
     name: ClassVar[str]
     needs: frozenset[str] = frozenset()
+    plain: ClassVar[bool] = False  # its targets are the labels as they are: the baseline of a comparison
+    shares_mix: ClassVar[bool] = False  # with Cutout, CutMix or Mixup, half of a batch is distilled, the other mixed
+    takes_heads: ClassVar[bool] = False  # works part by part on a LinearHead
+    # Is shown logits, targets, past predictions and alpha of every batch that has a past.
+    watch: Callable[[Tensor, Targets, Past, float], None] | None = None
+    strict: bool = True  # whether logits that are not finite raise; if not, the loss is NaN and no row is written
 
     @property
     def shards(self) -> int:
         """Over how many hosts its state is spread; with one, the state of any process is all of it."""
         return 1
 
+    @property
+    def needs_whole_model(self) -> str | None:
+        """Why its model cannot be spread over processes, and what to do; None: it can."""
+        return None
+
+    def logged(self) -> dict[str, float]:
+        """What an epoch's record shows of it."""
+        return {}
+
+    @classmethod
+    def settings(cls) -> dict[str, Setting]:
+        """What a configuration may say: the keywords of the constructor and of ``from_settings``, which go first."""
+        made = settings_of(cls.from_settings, leave_out=("around",))
+        parameters = inspect.signature(cls.from_settings).parameters.values()
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return made
+        return settings_of(cls, leave_out=[field.name for field in fields(Surroundings)]) | made
+
+    @classmethod
+    def from_settings(cls, around: Surroundings, **settings: Any) -> Self:
+        """The method for a training, from its settings; what the constructor asks of the training, it is given."""
+        asked = inspect.signature(cls).parameters
+        known = {field.name: getattr(around, field.name) for field in fields(around) if field.name in asked}
+        return cls(**(known | settings))
+
     def start_epoch(self, epoch: int) -> None:
         """A 0-based epoch begins; this also ends the one before."""
         return
 
     @abstractmethod
-    def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None, **needs: Any) -> Loss:
-        """The loss of one training batch; samples where ``distilled`` (B) is false are taught by their label alone.
+    def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None) -> Loss:
+        """The loss of one training batch; what the method ``needs`` are further keywords.
 
-        ``output`` is logits, or a ``LinearHead`` with class indices as targets.
+        Args:
+            output: logits (B, K, d1, ...), or a ``LinearHead`` with class indices as targets.
+            targets: class indices (B, d1, ...), class probabilities, or a mixed pair ``(a, b, lam)``.
+            distilled: (B) or one per label; where false, the label alone teaches.
         """
 
-    def __call__(self, logits: Output, targets: Targets, **needs: Any) -> Tensor:
-        """``loss(...).total``: what a training loop calls."""
-        return self.loss(logits, targets, **needs).total
+    def __call__(self, logits: Output, targets: Targets, *, distilled: Tensor | None = None, **needs: Any) -> Tensor:
+        """``loss(...).total``: what a training loop calls.
+
+        Of index, inputs, partner_logits and teacher_logits, those that this method does not need are passed over, so
+        that one loop serves all methods.
+        """
+        return self.loss(logits, targets, distilled=distilled, **self._needed(needs)).total
+
+    def _needed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        needed = {}
+        for name, value in given.items():
+            if name in self.needs:
+                needed[name] = value
+            elif name not in NEEDS:
+                taken = ("distilled", *sorted(self.needs))
+                own = f"{type(self).__name__} takes {', '.join(taken)}"
+                raise PskdError(f"{name}: unknown{nearest(name, taken)} ({own})")
+        return needed
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed training needs, as tensors, numbers and strings."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a state back; one that does not fit is refused and changes nothing."""
         return
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +10,9 @@ from torch import Tensor
 from pskd.errors import PskdError
 from pskd.linear_head import Output
 from pskd.methods.base import Loss, Method, whole_logits
-from pskd.methods.distilling import check_given, check_positive, label_losses, softened_divergence, where_distilled
+from pskd.methods.distilling import check_given, label_losses, softened_divergence, where_distilled
 from pskd.random import uniform
+from pskd.settings import NotNegative, Positive, check_arguments
 from pskd.targets import Targets
 
 
@@ -44,13 +44,12 @@ class CSKD(Method):
     """
 
     name = "cs_kd"
+    shares_mix = True
     needs = frozenset({"partner_logits"})
 
-    def __init__(self, temperature: float = 4.0, weight: float = 1.0) -> None:
-        self.temperature = check_positive("temperature", temperature)
-        if not 0 <= weight < float("inf"):
-            raise PskdError(f"weight must be 0 or a positive number, got {weight}")
-        self.weight = weight
+    def __init__(self, temperature: Positive = 4.0, weight: NotNegative = 1.0) -> None:
+        check_arguments(CSKD.__init__, locals())
+        self.temperature, self.weight = temperature, weight
 
     def loss(
         self,
@@ -59,7 +58,6 @@ class CSKD(Method):
         *,
         partner_logits: Tensor | None = None,
         distilled: Tensor | None = None,
-        **needs: Any,
     ) -> Loss:
         logits = whole_logits(output)
         losses, share = label_losses(logits, targets)
@@ -70,6 +68,18 @@ class CSKD(Method):
         distillation = (weight * share * divergence).sum() / share.sum()
         parts = {"cross_entropy": cross_entropy.detach(), "distillation": distillation.detach()}
         return Loss(cross_entropy + distillation, parts)
+
+
+def cs_kd_loss(
+    logits: Tensor, labels: Tensor, partner_logits: Tensor, temperature: float = 4.0, weight: float = 1.0
+) -> Tensor:
+    """CS-KD as the paper has it: logits and those of same-class samples (B, K), class indices (B)."""
+    log_p = logits.log_softmax(1)
+    log_p_t = (logits / temperature).log_softmax(1)
+    partner_t = (partner_logits.detach() / temperature).softmax(1)
+    cross_entropy = -log_p.gather(1, labels[:, None])[:, 0]
+    divergence = (partner_t * (partner_t.log() - log_p_t)).sum(1)
+    return (cross_entropy + weight * temperature**2 * divergence).mean()
 
 
 class SameClassPartners:

@@ -5,8 +5,6 @@ A *position* is one of the (B, d1, ...) places of logits (B, K, d1, ...) that ha
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -60,9 +58,3 @@ def check_given(name: str, given: Tensor | None, logits: Tensor, what: str) -> T
             " both need the same samples and the same classes"
         )
     return given
-
-
-def check_positive(name: str, value: float) -> float:
-    if not 0 < value < math.inf:
-        raise PskdError(f"{name} must be a positive number, got {value}")
-    return value

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import torch.nn.functional as F
 from torch import Tensor
 
 from pskd.linear_head import Output
@@ -19,7 +18,16 @@ class Hard(Method):
     """
 
     name = "hard"
+    plain = True
+    takes_heads = True
 
-    def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None, **needs: Any) -> Loss:
+    def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None) -> Loss:
         total = mean_loss(output, targets, None, lambda logits, labels, *_: label_losses(logits, labels))
         return Loss(total, {"cross_entropy": total.detach()})
+
+
+def hard_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Plain cross-entropy of logits (B, K) with class indices (B)."""
+    y = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
+    log_p = logits.log_softmax(1)
+    return -(y * log_p).sum(1).mean()

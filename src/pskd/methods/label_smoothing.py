@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from pskd.errors import PskdError
 from pskd.linear_head import Output, Part
 from pskd.methods.base import Loss, Method, mean_loss
 from pskd.methods.distilling import label_losses, where_distilled
+from pskd.settings import Range, check_arguments
 from pskd.targets import Targets
 
 
@@ -31,13 +33,13 @@ class LabelSmoothing(Method):
     """
 
     name = "label_smoothing"
+    takes_heads = True
 
-    def __init__(self, epsilon: float = 0.1, others_only: bool = False) -> None:
-        if not 0 <= epsilon < 1:
-            raise PskdError(f"epsilon must lie in [0, 1), got {epsilon}")
+    def __init__(self, epsilon: Annotated[float, Range(ge=0, lt=1)] = 0.1, others_only: bool = False) -> None:
+        check_arguments(LabelSmoothing.__init__, locals())
         self.epsilon, self.others_only = epsilon, others_only
 
-    def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None, **needs: Any) -> Loss:
+    def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None) -> Loss:
         total = mean_loss(output, targets, distilled, self._losses)
         return Loss(total, {"smoothed_cross_entropy": total.detach()})
 
@@ -52,3 +54,13 @@ class LabelSmoothing(Method):
                 raise PskdError(f"others_only needs 2 classes or more, but logits are {tuple(logits.shape)}")
             epsilon *= (others + 1) / others
         return label_losses(logits, targets, where_distilled(epsilon, distilled, logits))
+
+
+def label_smoothing_loss(logits: Tensor, labels: Tensor, epsilon: float = 0.1, others_only: bool = False) -> Tensor:
+    """Cross-entropy of logits (B, K) with smoothed class indices (B)."""
+    num_classes = logits.shape[1]
+    y = F.one_hot(labels, num_classes).to(logits.dtype)
+    spread = (1 - y) / (num_classes - 1) if others_only else 1 / num_classes
+    q = (1 - epsilon) * y + epsilon * spread
+    log_p = logits.log_softmax(1)
+    return -(q * log_p).sum(1).mean()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pskd.checks import ValueChecks, outside
 from pskd.errors import PskdError
 from pskd.linear_head import LinearHead, Output, Part
+from pskd.memory.bank import PredictionBank
 from pskd.memory.base import Memory
-from pskd.methods.base import IGNORE_INDEX, Loss, Method, distilled_mask, mean_loss
-from pskd.schedules import SCHEDULES, Schedule
+from pskd.memory.snapshot import Snapshot
+from pskd.methods.base import IGNORE_INDEX, Loss, Method, Surroundings, distilled_mask, mean_loss
+from pskd.schedules import SCHEDULES, Schedule, ScheduleName
+from pskd.settings import Count, Place, Positive, Share, check_arguments
 from pskd.targets import (
     Past,
     Targets,
@@ -24,6 +27,8 @@ from pskd.targets import (
     position_losses,
 )
 from pskd.tensors import accumulation_dtype
+
+DENSE_UP_TO = 1000  # classes; above, form=auto keeps the top k
 
 
 class PSKD(Method):
@@ -44,14 +49,13 @@ class PSKD(Method):
     """
 
     name = "ps_kd"
+    shares_mix = True
+    takes_heads = True
 
-    def __init__(self, epochs: int, alpha: float = 0.8, schedule: str | Schedule = "linear", *, memory: Memory) -> None:
-        if epochs < 1:
-            raise PskdError(f"epochs must be at least 1, got {epochs}")
-        if not 0 <= alpha <= 1:
-            raise PskdError(f"alpha must lie in [0, 1], got {alpha}")
-        if isinstance(schedule, str) and schedule not in SCHEDULES:
-            raise PskdError(f"schedule is {schedule!r}; allowed are {', '.join(SCHEDULES)}, or a function")
+    def __init__(
+        self, epochs: Count, alpha: Share = 0.8, schedule: ScheduleName | Schedule = "linear", *, memory: Memory
+    ) -> None:
+        check_arguments(PSKD.__init__, locals())
         if not isinstance(memory, Memory):
             raise PskdError(f"memory must be a pskd.PredictionBank or a pskd.Snapshot, got {type(memory).__name__}")
         self.epochs, self.alpha, self.memory = epochs, alpha, memory
@@ -60,13 +64,60 @@ class PSKD(Method):
         self._epoch: int | None = None  # the last one that began, here or in the state that was loaded
         self._alpha_t: float | None = None  # None before start_epoch
         self._checks = ValueChecks()
-        self.strict = True  # whether logits that are not finite raise; if not, the loss is NaN and no row is written
-        # Is shown logits, labels, past predictions and alpha of every batch that has a past.
-        self.watch: Callable[[Tensor, Targets, Past, float], None] | None = None
+
+    @classmethod
+    def from_settings(
+        cls,
+        around: Surroundings,
+        *,
+        memory: Literal["bank", "snapshot"] = "bank",
+        form: Literal["auto", "dense", "topk"] = "auto",
+        k: Count = 32,
+        dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float16",
+        path: Annotated[str | None, Place()] = None,
+        refresh: Positive = 1.0,
+        **settings: Any,
+    ) -> Self:
+        """With the memory that the settings describe.
+
+        Args:
+            memory: where past predictions come from: "bank", one stored row per sample, or "snapshot", a copy of the
+                model.
+            form: of a bank: "dense" keeps every class, "topk" the likeliest; "auto" is dense up to 1000 classes.
+            k: classes that a top-k bank keeps of each sample.
+            dtype: of a bank's rows.
+            path: a scratch file for a bank's rows instead of RAM.
+            refresh: epochs between two copies of a snapshot.
+        """
+        check_arguments(cls.from_settings, locals())
+        made: Memory
+        if memory == "snapshot":
+            made = Snapshot(around.model, refresh, around.steps_per_epoch)
+        else:
+            made = PredictionBank(
+                around.num_samples,
+                around.num_classes,
+                form=form if form != "auto" else "dense" if around.num_classes <= DENSE_UP_TO else "topk",
+                k=k,
+                dtype=getattr(torch, dtype),
+                path=path or around.path,
+                fingerprint=around.fingerprint,
+                host=around.host,
+                hosts=around.hosts,
+            )
+        return super().from_settings(around, memory=made, **settings)
 
     @property
     def shards(self) -> int:
         return self.memory.shards
+
+    @property
+    def needs_whole_model(self) -> str | None:
+        whole = isinstance(self.memory, Snapshot)
+        return "a snapshot is a whole copy of the model, take method.memory=bank" if whole else None
+
+    def logged(self) -> dict[str, float]:
+        return {"alpha_t": self.alpha_t}
 
     @property
     def alpha_t(self) -> float:
@@ -99,17 +150,6 @@ class PSKD(Method):
         self.memory.start_epoch(epoch)
         self._epoch, self._alpha_t = epoch, self.alpha * share
 
-    def __call__(
-        self,
-        logits: Output,
-        targets: Targets,
-        index: Tensor | None = None,
-        inputs: Any = None,
-        distilled: Tensor | None = None,
-        **needs: Any,
-    ) -> Tensor:
-        return self.loss(logits, targets, index=index, inputs=inputs, distilled=distilled).total
-
     def loss(
         self,
         output: Output,
@@ -118,7 +158,6 @@ class PSKD(Method):
         index: Tensor | None = None,
         inputs: Any = None,
         distilled: Tensor | None = None,
-        **needs: Any,
     ) -> Loss:
         """The mean loss of a training batch; reads the past of these samples, then records their predictions.
 
@@ -209,6 +248,14 @@ class PSKD(Method):
                 ),
             )
         return check_class_indices(targets, logits.shape[1], IGNORE_INDEX, self._checks)
+
+
+def ps_kd_loss(logits: Tensor, labels: Tensor, past: Tensor, alpha: float) -> Tensor:
+    """Eq. 6 of the paper: logits and past predictions (B, K), class indices (B), alpha of this epoch."""
+    y = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
+    q = (1 - alpha) * y + alpha * past
+    log_p = logits.log_softmax(1)
+    return -(q * log_p).sum(1).mean()
 
 
 def _not_finite(logits: Tensor) -> Tensor | None:

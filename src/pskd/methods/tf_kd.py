@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from pskd.errors import PskdError
 from pskd.linear_head import Output
-from pskd.methods.base import Loss, Method, whole_logits
-from pskd.methods.distilling import check_given, check_positive, label_losses, softened_divergence, where_distilled
+from pskd.methods.base import Loss, Method, Surroundings, whole_logits
+from pskd.methods.distilling import check_given, label_losses, softened_divergence, where_distilled
+from pskd.settings import Place, Positive, Range, Setting, Share, check_arguments
 from pskd.targets import Targets
 from pskd.tensors import accumulation_dtype
 
@@ -35,11 +37,11 @@ class TFKD(Method):
         temperature: T. The paper, self: 6 for ResNet-18, 20 for the others; reg on ImageNet: 40.
         alpha: in [0, 1]. The paper, self: 0.9 for DenseNet-121 and ResNeXt-29, 0.95 for the others; reg on ImageNet:
             0.1.
-        a: for reg, in (1/K, 1). The paper, on ImageNet: 0.95.
-        released: for reg, see above.
         multiplier: a further factor. The authors' code takes the mean over samples and classes and multiplies it by m,
             which is ``multiplier = m / K`` here: m is 50 for ResNet-18 and DenseNet-121, 100 for ResNeXt-29 on
             CIFAR-100.
+        a: for reg, in (1/K, 1). The paper, on ImageNet: 0.95.
+        released: for reg, see above.
 
     The authors write neither loss with T^2, but their code has it where the student is softened, and so has this one:
     softening both sides divides the gradient by about T^2, so without it nothing is left of the term at the
@@ -59,28 +61,44 @@ class TFKD(Method):
 
     def __init__(
         self,
-        variant: str = "self",
-        temperature: float | None = None,
-        alpha: float | None = None,
+        variant: Literal["self", "reg"] = "self",
+        temperature: Positive | None = None,
+        alpha: Share | None = None,
         *,
-        a: float = 0.95,
+        multiplier: Positive = 1.0,
+        a: Annotated[float, Range(gt=0, lt=1)] = 0.95,
         released: bool = False,
-        multiplier: float = 1.0,
     ) -> None:
-        if variant not in DEFAULTS:
-            raise PskdError(f"variant is {variant!r}; allowed are {', '.join(DEFAULTS)}")
+        check_arguments(TFKD.__init__, locals())
         if released and variant != "reg":
             raise PskdError(f"released=True belongs to variant='reg'; with {variant!r} set multiplier instead")
         usual_temperature, usual_alpha = DEFAULTS[variant]
-        self.variant, self.a, self.released = variant, a, released
-        self.temperature = check_positive("temperature", usual_temperature if temperature is None else temperature)
+        self.variant, self.multiplier, self.a, self.released = variant, multiplier, a, released
+        self.temperature = usual_temperature if temperature is None else temperature
         self.alpha = usual_alpha if alpha is None else alpha
-        self.multiplier = check_positive("multiplier", multiplier)
-        if not 0 <= self.alpha <= 1:
-            raise PskdError(f"alpha must lie in [0, 1], got {alpha}")
-        if not 0 < a < 1:
-            raise PskdError(f"a must lie in (1/K, 1) for K classes, got {a}")
         self.needs = frozenset({"teacher_logits"} if variant == "self" else ())
+
+    @classmethod
+    def settings(cls) -> dict[str, Setting]:
+        """The teacher stands beside the variant that has one."""
+        found = super().settings()
+        return {name: found.pop(name) for name in ("variant", "teacher")} | found
+
+    @classmethod
+    def from_settings(
+        cls, around: Surroundings, *, teacher: Annotated[str | None, Place()] = None, **settings: Any
+    ) -> Self:
+        """Who calls this loads the teacher and gives its logits.
+
+        Args:
+            teacher: for self, the folder of a finished run.
+        """
+        method = super().from_settings(around, **settings)
+        if method.variant == "self" and teacher is None:
+            raise PskdError("method.teacher is missing: name the folder of a finished run (of method=hard, usually)")
+        if method.variant == "reg" and not method.a * around.num_classes > 1:
+            raise PskdError(f"method.a={method.a} must be more than 1/{around.num_classes}, one over the classes")
+        return method
 
     def loss(
         self,
@@ -89,7 +107,6 @@ class TFKD(Method):
         *,
         teacher_logits: Tensor | None = None,
         distilled: Tensor | None = None,
-        **needs: Any,
     ) -> Loss:
         logits = whole_logits(output)
         losses, share = label_losses(logits, targets)
@@ -121,3 +138,30 @@ class TFKD(Method):
         cross_entropy, share = label_losses(student, targets, epsilon=(others + 1) * elsewhere)
         entropy = others * elsewhere * gap - math.log(at_label)
         return scale * (cross_entropy - entropy * share)
+
+
+def tf_kd_self_loss(
+    logits: Tensor, labels: Tensor, teacher_logits: Tensor, temperature: float = 20.0, alpha: float = 0.95
+) -> Tensor:
+    """TF-KD with a teacher: its logits and the student's (B, K), class indices (B)."""
+    teacher_t = (teacher_logits.detach() / temperature).softmax(1)
+    return _distilled(logits, labels, teacher_t, temperature, alpha)
+
+
+def tf_kd_reg_loss(
+    logits: Tensor, labels: Tensor, temperature: float = 40.0, alpha: float = 0.1, a: float = 0.95
+) -> Tensor:
+    """TF-KD with a teacher made by hand: logits (B, K), class indices (B)."""
+    others = logits.shape[1] - 1
+    y = F.one_hot(labels, others + 1).to(logits.dtype)
+    teacher = a * y + (1 - a) / others * (1 - y)
+    teacher_t = (teacher.log() / temperature).softmax(1)
+    return _distilled(logits, labels, teacher_t, temperature, alpha)
+
+
+def _distilled(logits: Tensor, labels: Tensor, teacher_t: Tensor, temperature: float, alpha: float) -> Tensor:
+    log_p = logits.log_softmax(1)
+    log_p_t = (logits / temperature).log_softmax(1)
+    cross_entropy = -log_p.gather(1, labels[:, None])[:, 0]
+    divergence = (teacher_t * (teacher_t.log() - log_p_t)).sum(1)
+    return ((1 - alpha) * cross_entropy + alpha * temperature**2 * divergence).mean()

@@ -116,6 +116,7 @@ class Classification(Task):
                 assert self.teacher is not None
                 given["teacher_logits"] = self.teacher.to(batch.inputs.device)(batch.inputs)
         logits = model(batch.inputs)
+        given = {name: value for name, value in given.items() if name in {"distilled", *method.needs}}
         loss = method.loss(logits, batch.labels, **given)
         if self.history is not None and real:
             self.history.record(batch.index, logits.detach(), batch.labels, batch.distilled)

@@ -128,7 +128,9 @@ class Translation(Task):
     def loss(self, model: nn.Module, batch: TokenBatch, real: int, method: Method) -> Loss:
         distilled = torch.zeros(len(batch.labels), dtype=torch.bool, device=batch.labels.device) if real == 0 else None
         output = model(*batch.inputs)
-        return method.loss(output, batch.labels, index=batch.index, inputs=batch.inputs, distilled=distilled)
+        given = {"index": batch.index, "inputs": batch.inputs}
+        given = {name: value for name, value in given.items() if name in method.needs}
+        return method.loss(output, batch.labels, distilled=distilled, **given)
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, split: str, device: torch.device, group: Group) -> Evaluation:
