@@ -25,6 +25,7 @@ from pskd.targets import (
     check_past,
     check_shapes,
     position_losses,
+    soft_target,
 )
 from pskd.tensors import accumulation_dtype
 
@@ -200,9 +201,10 @@ class PSKD(Method):
         past = self._past(logits, key, labels, take)
         if self.watch is not None and past is not None:
             self.watch(logits, targets, past, alpha)
-        losses, share = position_losses(logits, targets, past, alpha, IGNORE_INDEX)
+        target = soft_target(logits, targets, past, alpha, IGNORE_INDEX)
+        losses = position_losses(logits, target)
         self.memory.record(key, logits, labels=labels, take=take)
-        return losses, share
+        return losses, target.share
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and memory; tensors are views, so save them before the next step."""
@@ -259,8 +261,10 @@ def ps_kd_loss(logits: Tensor, labels: Tensor, past: Tensor, alpha: float) -> Te
 
 
 def _not_finite(logits: Tensor) -> Tensor | None:
-    """True (B, ...) where a logit is NaN or infinite; None: nowhere. An accelerator, not to wait for, gets a mask."""
-    dtype = accumulation_dtype(logits.dtype)
-    if logits.device.type == "cpu" and math.isfinite(logits.sum(dtype=dtype)):
+    """True (B, ...) where no prediction can be made: a logit is NaN or +inf, or all are -inf; None: nowhere.
+
+    An accelerator, not to wait for, gets a mask.
+    """
+    if logits.device.type == "cpu" and math.isfinite(logits.sum(dtype=accumulation_dtype(logits.dtype))):
         return None
-    return ~torch.isfinite(logits.sum(1, dtype=dtype))  # a sum is finite just where all its terms are
+    return ~torch.isfinite(logits.amax(1))
