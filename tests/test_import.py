@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-CORE = "pskd.PSKD, pskd.Loss, pskd.PredictionBank, pskd.Snapshot, pskd.Indexed, pskd.soft_cross_entropy, pskd.schedules"
+CORE = (
+    "pskd.PSKD, pskd.CSKD, pskd.TFKD, pskd.Hard, pskd.LabelSmoothing, pskd.Method, pskd.Loss, pskd.SameClassPartners,"
+    " pskd.Memory, pskd.PredictionBank, pskd.Snapshot, pskd.Indexed, pskd.soft_cross_entropy, pskd.schedules"
+)
 
 
 def run(code: str) -> list[str]:

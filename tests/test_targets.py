@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pskd import soft_cross_entropy
 from pskd.errors import PskdError
-from pskd.targets import REDUCTIONS, Past, SoftTarget, soft_target
+from pskd.targets import REDUCTIONS, Past, SoftTarget, label_target, soft_target
 
 K = 5
 SHAPES = [(K,), (3, K), (2, K, 2, 3), (2, K, 4)]
@@ -134,7 +134,7 @@ def whole(target: SoftTarget, shape: tuple[int, ...]) -> Tensor:
         q = q.scatter_add(1, target.classes, target.coefficients.double())
     if target.floor is not None:
         q = q + target.floor[:, None]
-    for values, scale in zip(target.dense[::2], target.dense[1::2], strict=True):
+    for values, scale in target.dense:
         q = q + values * scale[:, None]
     return q
 
@@ -189,6 +189,89 @@ def test_with_alpha_zero_it_is_cross_entropy(shape: tuple[int, ...], kind: str, 
         upstream = torch.ones_like(theirs)
         for_ours, for_theirs = (torch.autograd.grad(loss, logits, upstream)[0] for loss in (ours, theirs))
         torch.testing.assert_close(for_ours, for_theirs, equal_nan=True)
+
+
+def masked_case(label_kind: str, past_kind: str) -> tuple[Tensor, Any, Past | None, Tensor]:
+    """Logits (6, K, 2) of which some are -inf, never a label's; and where they are."""
+    shape = (6, K, 2)
+    targets, past = random_labels(label_kind, shape), random_past(past_kind, shape)
+    masked = torch.rand(shape, generator=torch.Generator().manual_seed(8)) < 0.4
+    masked[:, 0, 0] = True  # the class that an ignored position looks up
+    masked[4:] = False
+    if label_kind == "probabilities":
+        targets = targets.masked_fill(masked, 0)
+    else:
+        for labels in (targets,) if isinstance(targets, Tensor) else targets[:2]:
+            labels.view(-1)[0] = IGNORED
+            labels[:4, 0] = labels[:4, 0].masked_fill(labels[:4, 0] == 0, 1)
+            masked.scatter_(1, labels.clamp_min(0)[:, None], False)
+        masked[0, 0, 0] = True
+    logits = random_logits(shape).detach().masked_fill(masked, -torch.inf).requires_grad_()
+    return logits, targets, past, masked
+
+
+def without_masked(logits: Tensor, targets: Any, past: Past | None, alpha: float, weight: Tensor | None) -> Tensor:
+    """The losses (B, 2), with q whole and its mass on masked classes dropped."""
+    masked = torch.isinf(logits)
+    q = whole(soft_target(logits, targets, past, alpha), tuple(logits.shape)).masked_fill(masked, 0)
+    log_p = torch.log_softmax(logits, 1).masked_fill(masked, 0)
+    return -(q * log_p * (1 if weight is None else weight[:, None])).sum(1)
+
+
+@pytest.mark.parametrize("past_kind", PASTS)
+@pytest.mark.parametrize("label_kind", LABELS)
+@pytest.mark.parametrize("place", ["host", "accelerator"])
+def test_masked_classes_take_no_part(
+    label_kind: str, past_kind: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    if place == "accelerator":  # whose values nothing may wait for: so also while compiling
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    logits, targets, past, masked = masked_case(label_kind, past_kind)
+    for alpha, weight in itertools.product((0.0, 0.35, 1.0), (None, torch.rand(K, dtype=torch.float64))):
+        expected = without_masked(logits, targets, past, alpha, weight)
+        actual = soft_cross_entropy(logits, targets, past, alpha, reduction="none", weight=weight)
+        assert expected.isfinite().all()
+        torch.testing.assert_close(actual, expected)
+        upstream = torch.rand(expected.shape, dtype=torch.float64)
+        slopes = [torch.autograd.grad(loss, logits, upstream)[0] for loss in (actual, expected)]
+        torch.testing.assert_close(slopes[0], slopes[1])
+        assert bool((slopes[0][masked] == 0).all())
+
+
+def test_masked_classes_as_in_cross_entropy() -> None:
+    logits, targets, past, _ = masked_case("index", "dense")
+    for loss in (soft_cross_entropy(logits, targets), soft_cross_entropy(logits, targets, past, 0.0)):
+        torch.testing.assert_close(loss, F.cross_entropy(logits, targets))
+        slopes = [torch.autograd.grad(each, logits)[0] for each in (loss, F.cross_entropy(logits, targets))]
+        torch.testing.assert_close(slopes[0], slopes[1])
+    # A label that is masked cannot be learnt: that is to be seen.
+    hidden = logits.detach().index_fill(1, torch.tensor([int(targets[5, 1])]), -torch.inf)
+    for alpha in (0.0, 0.5):
+        losses = soft_cross_entropy(hidden, targets, past, alpha, reduction="none")
+        theirs = F.cross_entropy(hidden, targets, reduction="none")
+        assert torch.equal(losses.isinf(), theirs.isinf())
+        assert losses[5, 1] == torch.inf
+
+
+def test_a_nan_or_an_infinite_logit_is_not_hidden() -> None:
+    for value in (torch.nan, torch.inf):
+        logits = random_logits((3, K)).detach()
+        logits[1, 2], logits[1, 3] = value, -torch.inf
+        losses = soft_cross_entropy(
+            logits, torch.tensor([0, 1, 2]), random_past("dense", (3, K)), 0.5, reduction="none"
+        )
+        assert losses.isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("label_kind", LABELS)
+def test_smoothed_is_mixed_with_an_even_past(label_kind: str) -> None:
+    shape = (6, K, 3)
+    logits, targets = random_logits(shape), random_labels(label_kind, shape)
+    target = label_target(logits, targets)
+    for epsilon in (0.0, 0.3, torch.rand(6, dtype=torch.float64)):
+        even = target.mixed_with(Past(torch.full(shape, 1 / K, dtype=torch.float64)), epsilon)
+        torch.testing.assert_close(whole(target.smoothed(epsilon), shape), whole(even, shape))
 
 
 def test_all_ignored_is_nan_as_in_cross_entropy() -> None:

@@ -10,7 +10,8 @@ the (B, d1, ...) places that have a label.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, NamedTuple, TypeAlias
 
@@ -50,17 +51,58 @@ class Past(NamedTuple):
         )
 
 
-class SoftTarget(NamedTuple):
-    """``q_j = sum_m coefficients_m [classes_m = j] + floor + sum_d scale_d * dense_d,j`` at every position.
+class Scaled(NamedTuple):
+    """A dense tensor (B, K, ...), and what each position (B, ...) takes of it."""
 
-    ``share`` is what a position counts in a mean; it is no part of q.
+    values: Tensor
+    scale: Tensor
+
+
+class SoftTarget(NamedTuple):
+    """``q_j = sum_m coefficients_m [classes_m = j] + floor + sum_d scale_d * values_d,j`` at every position.
+
+    The labels come first: as the first ``labels`` of the classes, or as the first of the dense parts. ``share`` is what
+    a position counts in a mean; it is no part of q.
     """
 
+    num_classes: int
+    labels: int  # how many of the m classes are labels; 0: they are class probabilities
     share: Tensor  # (B, ...)
     classes: Tensor | None = None  # (B, m, ...) int64
     coefficients: Tensor | None = None  # (B, m, ...)
     floor: Tensor | None = None  # (B, ...)
-    dense: tuple[Tensor, ...] = ()  # a dense tensor (B, K, ...), its scale (B, ...), and so on in turn
+    dense: tuple[Scaled, ...] = ()
+
+    def mixed_with(self, past: Past, alpha: float | Tensor) -> SoftTarget:
+        """``(1 - alpha) * q + alpha * past``; where no past is known, q stays."""
+        target, trust = self._reduced(_spread(alpha, self.share) if past.known is None else self._known(past, alpha))
+        if past.classes is None:
+            return target._replace(dense=(*target.dense, Scaled(past.values, trust)))
+        kept, rest = _top_k_shares(past.values.to(trust.dtype), self.num_classes)
+        classes, coefficients = past.classes.long(), (kept - rest[:, None]) * trust[:, None]
+        if target.classes is not None and target.coefficients is not None:
+            classes = torch.cat((target.classes, classes), 1)
+            coefficients = torch.cat((target.coefficients, coefficients), 1)
+        return target._replace(classes=classes, coefficients=coefficients, floor=rest * trust)
+
+    def smoothed(self, epsilon: float | Tensor) -> SoftTarget:
+        """``(1 - epsilon) * q + epsilon / K``."""
+        target, taken = self._reduced(_spread(epsilon, self.share))
+        return target._replace(floor=taken * (1 / self.num_classes))
+
+    def _known(self, past: Past, alpha: float | Tensor) -> Tensor:
+        """alpha where a past prediction is known and 0 elsewhere, (B, d1, ...)."""
+        assert past.known is not None
+        everywhere = _spread(alpha, self.share) if isinstance(alpha, Tensor) else alpha
+        return past.known.to(self.share.dtype) * everywhere
+
+    def _reduced(self, part: Tensor) -> tuple[SoftTarget, Tensor]:
+        """``(1 - part) * q`` for labels q, and the mass (B, ...) that this takes from them: nothing where ignored."""
+        if self.coefficients is None:
+            (label,) = self.dense
+            return self._replace(dense=(label._replace(scale=1 - part),)), part
+        taken = self.coefficients * part[:, None]
+        return self._replace(coefficients=self.coefficients - taken), _class_sum(taken)
 
 
 def soft_cross_entropy(
@@ -100,26 +142,23 @@ def soft_cross_entropy(
     check_fraction("alpha", alpha, logits)
     if logits.device.type == "cpu" and not torch.compiler.is_compiling():
         check_class_indices(targets, logits.shape[1], ignore_index)
-    loss, share = position_losses(logits, targets, past, alpha, ignore_index, weight)
+    target = soft_target(logits, targets, past, alpha, ignore_index, weight)
+    loss = position_losses(logits, target, weight)
     if reduction == "none":
         return loss
-    return loss.sum() if reduction == "sum" else loss.sum() / share.sum()
+    return loss.sum() if reduction == "sum" else loss.sum() / target.share.sum()
 
 
-def position_losses(
-    logits: Tensor,
-    targets: Targets,
-    past: Past | None,
-    alpha: float | Tensor,
-    ignore_index: int = -100,
-    weight: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The loss of every position and its share in a mean's denominator, both (B, d1, ...); nothing is checked."""
-    target = soft_target(logits, targets, past, alpha, ignore_index, weight)
+def position_losses(logits: Tensor, target: SoftTarget, weight: Tensor | None = None) -> Tensor:
+    """``-<q, log p>`` of every position, (B, d1, ...); nothing is checked.
+
+    A class whose logit is -inf is masked: q's mass on it is dropped, unless it is the label's, whose loss is infinite.
+    """
+    parts = [tensor for pair in target.dense for tensor in pair]
     loss: Tensor = _SoftCrossEntropy.apply(
-        logits, weight, target.classes, target.coefficients, target.floor, *target.dense
+        logits, weight, target.labels, target.classes, target.coefficients, target.floor, *parts
     )
-    return loss, target.share
+    return loss
 
 
 def soft_target(
@@ -130,33 +169,19 @@ def soft_target(
     ignore_index: int = -100,
     weight: Tensor | None = None,
 ) -> SoftTarget:
-    """``(1 - alpha) * targets + alpha * past``, in parts."""
-    target = _label_target(logits, targets, ignore_index, weight)
-    if past is None:
-        return target
-    trust = _trust(logits, alpha, past.known)
-    if target.coefficients is None:
-        label, _ = target.dense
-        target = target._replace(dense=(label, 1 - trust))
-    else:
-        # What the past has, it has from the label: nothing at ignored positions.
-        taken = target.coefficients * trust[:, None]
-        target, trust = target._replace(coefficients=target.coefficients - taken), _class_sum(taken)
-    if past.classes is None:
-        return target._replace(dense=(*target.dense, past.values, trust))
-    kept, rest = _top_k_shares(past.values.to(trust.dtype), logits.shape[1])
-    classes, coefficients = past.classes.long(), (kept - rest[:, None]) * trust[:, None]
-    if target.classes is not None and target.coefficients is not None:
-        classes = torch.cat((target.classes, classes), 1)
-        coefficients = torch.cat((target.coefficients, coefficients), 1)
-    return target._replace(classes=classes, coefficients=coefficients, floor=rest * trust)
+    """Eq. 6, ``(1 - alpha) * targets + alpha * past``, in parts."""
+    target = label_target(logits, targets, ignore_index, weight)
+    return target if past is None else target.mixed_with(past, alpha)
 
 
-def _label_target(logits: Tensor, targets: Targets, ignore_index: int, weight: Tensor | None) -> SoftTarget:
-    """The labels alone, and their share in a mean."""
+def label_target(
+    logits: Tensor, targets: Targets, ignore_index: int = -100, weight: Tensor | None = None
+) -> SoftTarget:
+    """The targets as they are, and their share in a mean."""
+    num_classes = logits.shape[1]
     if isinstance(targets, Tensor) and targets.is_floating_point():
         ones = per_position(1.0, logits)
-        return SoftTarget(ones, dense=(targets, ones))
+        return SoftTarget(num_classes, 0, ones, dense=(Scaled(targets, ones),))
     if isinstance(targets, Tensor):
         classes = targets.long()[:, None]
         real = classes != ignore_index
@@ -169,16 +194,7 @@ def _label_target(logits: Tensor, targets: Targets, ignore_index: int, weight: T
         portions = torch.stack((portion, 1 - portion), 1) * real
     classes = classes * real  # an ignored position still needs a class to look up: any will do, so 0
     counted = portions if weight is None else portions * weight.to(portions.dtype)[classes]
-    return SoftTarget(_class_sum(counted), classes, portions)
-
-
-def _trust(logits: Tensor, alpha: float | Tensor, known: Tensor | None) -> Tensor:
-    """alpha where a past prediction is known and 0 elsewhere, (B, d1, ...)."""
-    if known is None:
-        return per_position(alpha, logits)
-    return known.to(accumulation_dtype(logits.dtype)) * (
-        per_position(alpha, logits) if isinstance(alpha, Tensor) else alpha
-    )
+    return SoftTarget(num_classes, classes.shape[1], _class_sum(counted), classes, portions)
 
 
 def _class_sum(values: Tensor) -> Tensor:
@@ -197,7 +213,7 @@ def _top_k_shares(values: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
 class _SoftCrossEntropy(torch.autograd.Function):
     """``-<q, log p>`` and its gradient ``sum_j q_j * p - q``, from the parts of q; with class weights q_j is q_j * w_j.
 
-    Only the logits, which exist anyway, wait for the backward pass.
+    Only the logits, which exist anyway, wait for the backward pass. Sums go over the classes that are not masked.
     """
 
     @staticmethod
@@ -205,46 +221,93 @@ class _SoftCrossEntropy(torch.autograd.Function):
         ctx: Any,
         logits: Tensor,
         weight: Tensor | None,
+        labels: int,
         classes: Tensor | None,
         coefficients: Tensor | None,
         floor: Tensor | None,
         *dense: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(logits, weight, classes, coefficients, floor, *dense)
-        log_p = _weighted(torch.log_softmax(logits, 1, accumulation_dtype(logits.dtype)), weight)
-        inner = [scale * (values * log_p).sum(1, dtype=log_p.dtype) for values, scale in _pairs(dense)]
-        if classes is not None and coefficients is not None:
-            inner.append(_class_sum(log_p.gather(1, classes) * coefficients))
-        if floor is not None:
-            inner.append(floor * log_p.sum(1))
-        return -reduce(torch.add, inner)
+        log_p = torch.log_softmax(logits, 1, accumulation_dtype(logits.dtype))
+        pairs = _pairs(dense)
+        if logits.device.type == "cpu" and not torch.compiler.is_compiling():
+            # A class with log p = -inf leaves its trace in the loss; to look for it there saves a pass over (B, K).
+            loss = -_inner_product(_weighted(log_p, weight), classes, coefficients, floor, pairs)
+            ctx.masks = not math.isfinite(loss.sum()) and bool(_masked(logits).any())
+            if not ctx.masks:
+                return loss
+        else:
+            ctx.masks = bool(pairs) or floor is not None
+            if not ctx.masks and classes is not None and coefficients is not None:
+                terms = _weighted(log_p, weight).gather(1, classes) * coefficients
+                return -_class_sum(terms.masked_fill(coefficients == 0, 0))
+        masked = _masked(logits)
+        log_p = _weighted(log_p.masked_fill(masked, 0), weight)
+        loss = -_inner_product(log_p, classes, coefficients, floor, pairs)
+        return loss.masked_fill(_label_mass(masked, labels, classes, coefficients, pairs) > 0, math.inf)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         logits, weight, classes, coefficients, floor, *dense = ctx.saved_tensors
         (outer,) = upstream
         p = torch.softmax(logits, 1, accumulation_dtype(logits.dtype))
-        mass = [scale * _weighted(values, weight).sum(1, dtype=p.dtype) for values, scale in _pairs(dense)]
+        pairs = _pairs(dense)
+        masked = _masked(logits) if ctx.masks else None
+        if masked is not None:
+            pairs = [pair._replace(values=pair.values.masked_fill(masked, 0)) for pair in pairs]
+        mass = [scale * _weighted(values, weight).sum(1, dtype=p.dtype) for values, scale in pairs]
         if classes is not None:
             if weight is not None:
                 coefficients = coefficients * weight.to(p.dtype)[classes]
+            if masked is not None:
+                coefficients = coefficients.masked_fill(masked.gather(1, classes), 0)
             mass.append(_class_sum(coefficients))
-        if floor is not None:
+        if floor is not None and masked is not None:
+            mass.append(floor * _weighted((~masked).to(p.dtype), weight).sum(1))
+        elif floor is not None:
             mass.append(floor * (p.shape[1] if weight is None else weight.sum()))
         outer = outer[:, None]
         gradient = p * (reduce(torch.add, mass)[:, None] * outer)
-        for values, scale in _pairs(dense):
+        for values, scale in pairs:
             gradient.addcmul_(_weighted(values.to(p.dtype), weight), scale[:, None] * outer, value=-1)
         if classes is not None:
             gradient.scatter_add_(1, classes, coefficients * -outer)
         if floor is not None:
             gradient -= _weighted(floor[:, None] * outer, weight)
-        return gradient.to(logits.dtype), None, None, None, None, *[None] * len(dense)
+        if masked is not None:
+            gradient = gradient.masked_fill(masked, 0)
+        return gradient.to(logits.dtype), None, None, None, None, None, *[None] * len(dense)
 
 
-def _pairs(dense: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each dense part of a target with its scale."""
-    return zip(dense[::2], dense[1::2], strict=True)
+def _inner_product(
+    log_p: Tensor, classes: Tensor | None, coefficients: Tensor | None, floor: Tensor | None, pairs: list[Scaled]
+) -> Tensor:
+    """``<q, log p>`` of every position, (B, d1, ...)."""
+    inner = [scale * (values * log_p).sum(1, dtype=log_p.dtype) for values, scale in pairs]
+    if classes is not None and coefficients is not None:
+        inner.append(_class_sum(log_p.gather(1, classes) * coefficients))
+    if floor is not None:
+        inner.append(floor * log_p.sum(1))
+    return reduce(torch.add, inner)
+
+
+def _masked(logits: Tensor) -> Tensor:
+    """True (B, K, ...) where a logit is -inf."""
+    return logits == -math.inf
+
+
+def _label_mass(
+    at: Tensor, labels: int, classes: Tensor | None, coefficients: Tensor | None, pairs: list[Scaled]
+) -> Tensor:
+    """The labels' part of q at the classes where ``at`` (B, K, ...) is true, (B, d1, ...)."""
+    if labels and classes is not None and coefficients is not None:
+        return _class_sum(coefficients[:, :labels] * at.gather(1, classes[:, :labels]))
+    return pairs[0].scale * (pairs[0].values * at).sum(1)
+
+
+def _pairs(dense: Sequence[Tensor]) -> list[Scaled]:
+    """The dense parts of a target, which autograd takes as one tensor after the other."""
+    return [Scaled(values, scale) for values, scale in zip(dense[::2], dense[1::2], strict=True)]
 
 
 def _weighted(values: Tensor, weight: Tensor | None) -> Tensor:
@@ -348,11 +411,15 @@ def _positions(logits: Tensor) -> tuple[int, ...]:
 
 def per_position(value: float | Tensor, logits: Tensor) -> Tensor:
     """A number, one per sample (B) or one per position, as (B, d1, ...) in the type that sums are made in."""
-    positions = _positions(logits)
-    value = torch.as_tensor(value, dtype=accumulation_dtype(logits.dtype), device=logits.device)
+    return _spread(value, logits[:, 0])
+
+
+def _spread(value: float | Tensor, like: Tensor) -> Tensor:
+    """A number, one per sample (B) or one per position, as (B, d1, ...) like another tensor of the positions."""
+    value = torch.as_tensor(value, dtype=accumulation_dtype(like.dtype), device=like.device)
     if value.ndim == 1:
-        value = value.reshape(-1, *[1] * (len(positions) - 1))
-    return value.expand(positions)
+        value = value.reshape(-1, *[1] * (like.ndim - 1))
+    return value.expand(like.shape)
 
 
 def _with_batch(targets: Targets) -> Targets:

@@ -217,12 +217,68 @@ def test_a_second_training_begins_without_a_past(model: Net) -> None:
         assert memory.recall(X) is not None
 
 
+class Answer:
+    """What models of the transformers library return."""
+
+    def __init__(self, logits: Any) -> None:
+        self.logits = logits
+
+
+class Wrapped(Net):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Any:
+        return Answer(super().forward(x, scale))
+
+
+def test_a_model_may_return_an_object_that_has_logits() -> None:
+    model = Wrapped()
+    memory = Snapshot(model)
+    memory.start_epoch(1)
+    assert torch.equal(recalled(memory), copy.deepcopy(model).eval()(X).logits.softmax(1))
+    assert torch.equal(memory.step(X, recalls=True).past(None).values, recalled(memory))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("answer", [{"out": X}, (X,), Answer(None), None])
+def test_any_other_answer_is_named(answer: Any) -> None:
+    class Other(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return answer
+
+    memory = Snapshot(Other())
+    memory.start_epoch(1)
+    with pytest.raises(
+        PskdError, match=f"returns logits, or an object that has them as .logits, not {type(answer).__name__}"
+    ):
+        memory.recall(X)
+
+
+def test_a_step_runs_the_copy_once_and_is_counted_once() -> None:
+    """However many parts it has, and not at all where it has no past; renewals are those of recall and record."""
+    runs = []
+
+    class Counting(Net):
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            runs.append(self.training)
+            return super().forward(x, scale)
+
+    memory = Snapshot(Counting(), 0.5, steps_per_epoch=2)
+    for epoch, renewed in ((0, 0), (1, 3)):
+        memory.start_epoch(epoch)
+        for _ in range(2):
+            step = memory.step(X, recalls=epoch > 0)
+            assert all((step.past(None) is None) == (epoch == 0) for _ in range(3))
+            for _ in range(3):
+                step.record(None, X)
+        state = memory.state_dict()
+        assert (state["step"], state["renewals"]) == (2, renewed)
+    assert runs == [False, False]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"refresh": 0}, "refresh must be a number of epochs above 0, got 0"),
-        ({"refresh": float("nan")}, "refresh must be a number of epochs above 0, got nan"),
-        ({"refresh": float("inf")}, "refresh must be a number of epochs above 0, got inf"),
+        ({"refresh": 0}, "refresh must be a positive number, got 0"),
+        ({"refresh": float("nan")}, "refresh must be a positive number, got nan"),
+        ({"refresh": float("inf")}, "refresh must be a positive number, got inf"),
         ({"refresh": 0.5}, "refresh=0.5 is not a whole number of epochs: give steps_per_epoch too"),
         ({"steps_per_epoch": 0}, "steps_per_epoch must be at least 1, got 0"),
     ],

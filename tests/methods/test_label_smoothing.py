@@ -112,3 +112,13 @@ def test_wrong_classes(logits: Tensor, labels: Tensor) -> None:
         LabelSmoothing()(logits, torch.where(labels == 1, K, labels))
     with pytest.raises(PskdError, match="others_only needs 2 classes"):
         LabelSmoothing(others_only=True)(logits[:, :1], torch.zeros_like(labels))
+
+
+def test_mass_on_masked_classes_is_dropped(logits: Tensor, labels: Tensor) -> None:
+    masked = torch.zeros(B, K, dtype=torch.bool)
+    masked[0, 2] = masked[1, 0] = masked[1, 1] = True
+    hidden = logits.detach().masked_fill(masked, -torch.inf).requires_grad_()
+    q = torch.stack([smoothed(int(y), 0.2, False) for y in labels]).masked_fill(masked, 0)
+    expected = -(q * hidden.log_softmax(1).masked_fill(masked, 0)).sum(1).mean()
+    actual = LabelSmoothing(0.2)(hidden, labels)
+    torch.testing.assert_close(value_and_gradient(actual, hidden), value_and_gradient(expected, hidden))

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from pskd.linear_head import Part
 from pskd.targets import Past
+
+
+class MemoryStep:
+    """One training step's dealings with a memory: of the whole batch (part None), or of a head's parts in turn."""
+
+    def __init__(self, memory: Memory, key: Any, recalls: bool) -> None:
+        self._memory, self._key, self._recalls = memory, key, recalls
+
+    def check(self, part: Part | None, logits: Tensor) -> None:
+        """Raise where key or logits (B, K, ...) do not fit the memory."""
+        self._memory.check(self._key_of(part), logits)
+
+    def past(self, part: Part | None, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past | None:
+        """The past predictions of the part; None where there are none."""
+        return self._memory.recall(self._key_of(part), labels=labels, take=take) if self._recalls else None
+
+    def record(
+        self, part: Part | None, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None
+    ) -> None:
+        """Remember the part's predictions."""
+        self._memory.record(self._key_of(part), logits, labels=labels, take=take)
+
+    def _key_of(self, part: Part | None) -> Any:
+        return self._key if part is None else part.of(self._key)
 
 
 class Memory(ABC):
@@ -33,12 +56,9 @@ class Memory(ABC):
     def record(self, key: Any, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
         """Remember this step's predictions where ``take`` is true, from the student's logits (B, K, ...)."""
 
-    def by_part(self, key: Any, *, recalls: bool) -> Callable[[Part], Any]:
-        """The keys of parts of a batch, whose logits come from a ``LinearHead``; called once a step.
-
-        ``recalls`` is false where nothing will be recalled in this step.
-        """
-        return lambda part: part.of(key)
+    def step(self, key: Any, *, recalls: bool) -> MemoryStep:
+        """What a training step asks of this memory; ``recalls`` is false where the step has no past."""
+        return MemoryStep(self, key, recalls)
 
     @abstractmethod
     def clear(self) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from pskd.errors import PskdError
 from pskd.linear_head import LinearHead, Output, Part
-from pskd.memory.base import Memory
+from pskd.memory.base import Memory, MemoryStep
 from pskd.settings import Count, Positive, check_arguments
 from pskd.targets import Past
 from pskd.tensors import accumulation_dtype
@@ -27,7 +28,8 @@ class Snapshot(Memory):
     """The model as it was, renewed every ``refresh`` epochs.
 
     Args:
-        model: the model in training; wrappers of DistributedDataParallel and ``torch.compile`` are taken off.
+        model: the model in training; wrappers of DistributedDataParallel and ``torch.compile`` are taken off. It
+            returns logits, a ``LinearHead``, or an object that has either as ``.logits``.
         refresh: epochs between two copies; 1 is the paper's, 0.5 copies twice an epoch and needs ``steps_per_epoch``.
         steps_per_epoch: how often the method is called in an epoch.
 
@@ -56,24 +58,15 @@ class Snapshot(Memory):
 
     def recall(self, key: Any, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past | None:
         """The copy's predictions for the inputs ``key``: a tensor, a tuple of arguments or a dict of keywords."""
-        output = key if isinstance(key, LinearHead) else self._output(key)
-        if output is None:
-            return None
-        with torch.no_grad():
-            logits = output.logits() if isinstance(output, LinearHead) else output
-            return Past(torch.softmax(logits, 1, accumulation_dtype(logits.dtype)))
+        return _predictions(self._output(key), None)
 
     def record(self, key: Any, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
-        """Nothing is stored; the step is counted, one that comes in parts by ``by_part``."""
-        if not isinstance(key, LinearHead | None):
-            self._step += 1
-
-    def by_part(self, key: Any, *, recalls: bool) -> Callable[[Part], LinearHead | None]:
-        output = self._output(key) if recalls else None
-        if isinstance(output, Tensor):
-            raise PskdError("inputs: the snapshot's model returns logits, but a LinearHead was given: return that too")
+        """Nothing is stored; the step is counted."""
         self._step += 1
-        return lambda part: None if output is None else output.part(part)
+
+    def step(self, key: Any, *, recalls: bool) -> MemoryStep:
+        """The copy runs once, when the first past is asked for, and the step is counted once."""
+        return _SnapshotStep(self, key, recalls)
 
     def _output(self, inputs: Any) -> Output | None:
         """What the copy, once there is one, makes of the inputs."""
@@ -82,11 +75,17 @@ class Snapshot(Memory):
             return None
         with torch.no_grad():
             if isinstance(inputs, Mapping):
-                output: Output = self._copy(**inputs)
+                output = self._copy(**inputs)
             elif isinstance(inputs, tuple | list):
                 output = self._copy(*inputs)
             else:
                 output = self._copy(inputs)
+        if not isinstance(output, Tensor | LinearHead):
+            found, output = type(output).__name__, getattr(output, "logits", None)
+            if not isinstance(output, Tensor | LinearHead):
+                raise PskdError(
+                    f"model: a snapshot's returns logits, or an object that has them as .logits, not {found}"
+                )
         return output
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,6 +127,43 @@ class Snapshot(Memory):
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 parameter.grad = gradient
         return frozen.requires_grad_(False).eval()
+
+
+class _SnapshotStep(MemoryStep):
+    def __init__(self, memory: Snapshot, key: Any, recalls: bool) -> None:
+        super().__init__(memory, key, recalls)
+        self._snapshot, self._counted = memory, False
+
+    @cached_property
+    def _output(self) -> Output | None:
+        return self._snapshot._output(self._key) if self._recalls else None
+
+    def check(self, part: Part | None, logits: Tensor) -> None:
+        return
+
+    def past(self, part: Part | None, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past | None:
+        return _predictions(self._output, part)
+
+    def record(
+        self, part: Part | None, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None
+    ) -> None:
+        if not self._counted:
+            self._snapshot.record(self._key, logits)
+        self._counted = True
+
+
+@torch.no_grad()
+def _predictions(output: Output | None, part: Part | None) -> Past | None:
+    """The softmax of what a model returned for a batch, of all of it or of one part."""
+    if output is None:
+        return None
+    if isinstance(output, LinearHead):
+        logits = (output if part is None else output.part(part)).logits()
+    elif part is None:
+        logits = output
+    else:
+        raise PskdError("inputs: the snapshot's model returns logits, but a LinearHead was given: return that too")
+    return Past(torch.softmax(logits, 1, accumulation_dtype(logits.dtype)))
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:

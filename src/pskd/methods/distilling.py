@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pskd.errors import PskdError
 from pskd.methods.base import IGNORE_INDEX, distilled_mask
-from pskd.targets import Past, Targets, check_class_indices, check_shapes, position_losses
+from pskd.targets import Targets, check_class_indices, check_shapes, label_target, position_losses
 from pskd.tensors import accumulation_dtype
 
 
@@ -26,12 +26,10 @@ def label_losses(logits: Tensor, targets: Targets, epsilon: float | Tensor = 0.0
     check_shapes(logits, targets)
     if logits.device.type == "cpu" and not torch.compiler.is_compiling():
         targets = check_class_indices(targets, logits.shape[1], IGNORE_INDEX)
-    even = None
+    target = label_target(logits, targets, IGNORE_INDEX)
     if isinstance(epsilon, Tensor) or epsilon:
-        # A past of which no class was kept: all of its mass is spread evenly, and no (positions x K) target is built.
-        nothing = logits.new_empty((logits.shape[0], 0, *logits.shape[2:]))
-        even = Past(nothing, nothing.long())
-    return position_losses(logits, targets, even, epsilon, IGNORE_INDEX)
+        target = target.smoothed(epsilon)
+    return position_losses(logits, target), target.share
 
 
 def softened_divergence(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pskd.checks import ValueChecks, outside
 from pskd.errors import PskdError
-from pskd.linear_head import LinearHead, Output, Part
+from pskd.linear_head import Output, Part
 from pskd.memory.bank import PredictionBank
-from pskd.memory.base import Memory
+from pskd.memory.base import Memory, MemoryStep
 from pskd.memory.snapshot import Snapshot
 from pskd.methods.base import IGNORE_INDEX, Loss, Method, Surroundings, distilled_mask, mean_loss
 from pskd.names import methods
@@ -26,6 +26,7 @@ from pskd.targets import (
     check_past,
     check_shapes,
     position_losses,
+    soft_target,
 )
 from pskd.tensors import accumulation_dtype
 
@@ -179,32 +180,41 @@ class PSKD(Method):
         if key is None:
             needed, memory = self.memory.needs, type(self.memory).__name__
             raise PskdError(f"{needed} is missing: with a {memory}, call with {needed}=...")
-        key_of = self.memory.by_part(key, recalls=bool(self._epoch)) if isinstance(output, LinearHead) else None
+        # The first epoch is plain cross-entropy.
+        step = self.memory.step(key, recalls=bool(self._epoch))
 
         def losses(
             logits: Tensor, targets: Targets, distilled: Tensor | None, part: Part | None
         ) -> tuple[Tensor, Tensor]:
-            own_key = key if part is None or key_of is None else key_of(part)
-            return self._losses(logits, targets, own_key, alpha, distilled)
+            return self._losses(logits, targets, step, part, alpha, distilled)
 
         total = mean_loss(output, targets, distilled, losses)
         return Loss(total, {"soft_cross_entropy": total.detach()})
 
     def _losses(
-        self, logits: Tensor, targets: Targets, key: Any, alpha: float, distilled: Tensor | None
+        self,
+        logits: Tensor,
+        targets: Targets,
+        step: MemoryStep,
+        part: Part | None,
+        alpha: float,
+        distilled: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The loss and the share in a mean of every position, (B, d1, ...); the memory is read, then written."""
         check_shapes(logits, targets)
-        self.memory.check(key, logits)
+        step.check(part, logits)
         targets = self._checked(logits, targets)
         labels = targets if isinstance(targets, Tensor) and not targets.is_floating_point() else None
         take = self._taken(logits, labels, distilled)
-        past = self._past(logits, key, labels, take)
+        past = step.past(part, labels=labels, take=take)
+        if past is not None:
+            past = _fitted(past, logits, take)
         if self.watch is not None and past is not None:
             self.watch(logits, targets, past, alpha)
-        losses, share = position_losses(logits, targets, past, alpha, IGNORE_INDEX)
-        self.memory.record(key, logits, labels=labels, take=take)
-        return losses, share
+        target = soft_target(logits, targets, past, alpha, IGNORE_INDEX)
+        losses = position_losses(logits, target)
+        step.record(part, logits, labels=labels, take=take)
+        return losses, target.share
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and memory; tensors are views, so save them before the next step."""
@@ -216,17 +226,6 @@ class PSKD(Method):
         self._epoch = state["epoch"] if state["epoch"] >= 0 else None
         self._alpha_t = None
         self.memory.load_state_dict(state["memory"])
-
-    def _past(self, logits: Tensor, key: Any, labels: Tensor | None, take: Tensor | None) -> Past | None:
-        """The past predictions where ``take`` is true; none in the first epoch, which is plain cross-entropy."""
-        past = self.memory.recall(key, labels=labels, take=take) if self._epoch else None
-        if past is None:
-            return None
-        past = past.to(logits.device)
-        if take is not None:
-            past = past._replace(known=take if past.known is None else take & past.known)
-        check_past(logits, past)
-        return past
 
     def _taken(self, logits: Tensor, labels: Tensor | None, distilled: Tensor | None) -> Tensor | None:
         """Where the memory is read and written, (B, d1, ...); None means everywhere."""
@@ -260,9 +259,20 @@ def ps_kd_loss(logits: Tensor, labels: Tensor, past: Tensor, alpha: float) -> Te
     return -(q * log_p).sum(1).mean()
 
 
+def _fitted(past: Past, logits: Tensor, take: Tensor | None) -> Past:
+    """The past on the device of the logits, known only where ``take`` is true."""
+    past = past.to(logits.device)
+    if take is not None:
+        past = past._replace(known=take if past.known is None else take & past.known)
+    check_past(logits, past)
+    return past
+
+
 def _not_finite(logits: Tensor) -> Tensor | None:
-    """True (B, ...) where a logit is NaN or infinite; None: nowhere. An accelerator, not to wait for, gets a mask."""
-    dtype = accumulation_dtype(logits.dtype)
-    if logits.device.type == "cpu" and math.isfinite(logits.sum(dtype=dtype)):
+    """True (B, ...) where no prediction can be made: a logit is NaN or +inf, or all are -inf; None: nowhere.
+
+    An accelerator, not to wait for, gets a mask.
+    """
+    if logits.device.type == "cpu" and math.isfinite(logits.sum(dtype=accumulation_dtype(logits.dtype))):
         return None
-    return ~torch.isfinite(logits.sum(1, dtype=dtype))  # a sum is finite just where all its terms are
+    return ~torch.isfinite(logits.amax(1))

@@ -1,0 +1,169 @@
+"""What all methods have in common: their settings, how they are made from them, and what a call takes."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pskd
+from pskd.errors import PskdError
+from pskd.linear_head import Output
+from pskd.memory import PredictionBank, Snapshot
+from pskd.methods import CSKD, PSKD, TFKD, Hard, LabelSmoothing, Loss, Method, Surroundings
+from pskd.settings import Count, NotNegative, Place, Positive, Range, Share
+from pskd.targets import Targets
+
+AROUND = Surroundings(
+    epochs=3, num_classes=5, num_samples=12, steps_per_epoch=4, model=nn.Linear(3, 5), fingerprint="abc", path=None
+)
+METHODS: list[type[Method]] = [Hard, LabelSmoothing, CSKD, TFKD, PSKD]
+
+
+def declared(method: type[Method]) -> dict[str, tuple[Any, Any]]:
+    return {name: (setting.annotation, setting.default) for name, setting in method.settings().items()}
+
+
+def test_the_settings_of_each_method_in_order() -> None:
+    expected: dict[type[Method], dict[str, tuple[Any, Any]]] = {
+        Hard: {},
+        LabelSmoothing: {"epsilon": (Annotated[float, Range(ge=0, lt=1)], 0.1), "others_only": (bool, False)},
+        CSKD: {"temperature": (Positive, 4.0), "weight": (NotNegative, 1.0)},
+        TFKD: {
+            "variant": (Literal["self", "reg"], "self"),
+            "teacher": (Annotated[str | None, Place()], None),
+            "temperature": (Positive | None, None),
+            "alpha": (Share | None, None),
+            "multiplier": (Positive, 1.0),
+            "a": (Annotated[float, Range(gt=0, lt=1)], 0.95),
+            "released": (bool, False),
+        },
+        PSKD: {
+            "alpha": (Share, 0.8),
+            "schedule": (Literal["linear", "step", "exponential", "cosine", "constant"], "linear"),
+            "memory": (Literal["bank", "snapshot"], "bank"),
+            "form": (Literal["auto", "dense", "topk"], "auto"),
+            "k": (Count, 32),
+            "dtype": (Literal["float16", "bfloat16", "float32", "float64"], "float16"),
+            "path": (Annotated[str | None, Place()], None),
+            "refresh": (Positive, 1.0),
+        },
+    }
+    for method, settings in expected.items():
+        assert declared(method) == settings
+        assert list(declared(method)) == list(settings)
+        assert not any(setting.required for setting in method.settings().values())
+        assert all(setting.doc for setting in method.settings().values()), "each is described"
+
+
+def test_a_method_is_made_from_its_settings() -> None:
+    for method in METHODS:
+        given = {"teacher": "runs/before"} if method is TFKD else {}
+        made = method.from_settings(AROUND, **given)
+        assert type(made) is method
+        assert not made.needs_whole_model
+    assert LabelSmoothing.from_settings(AROUND, epsilon=0.3).epsilon == 0.3
+    with pytest.raises(PskdError, match=r"epsilon must lie in \[0, 1\), got 3"):
+        LabelSmoothing.from_settings(AROUND, epsilon=3)
+
+
+def test_ps_kd_is_made_with_its_memory(tmp_path: Path) -> None:
+    method = PSKD.from_settings(AROUND, alpha=0.5, schedule="cosine", dtype="float32")
+    bank = method.memory
+    assert isinstance(bank, PredictionBank)
+    assert (method.epochs, method.alpha, method.schedule) == (3, 0.5, pskd.schedules.cosine)
+    assert (bank.num_samples, bank.num_classes, bank.form, bank.dtype) == (12, 5, "dense", torch.float32)
+    assert bank.fingerprint == "abc"
+    method.start_epoch(0)
+    assert method.logged() == {"alpha_t": pytest.approx(0.5 * (1 - math.cos(math.pi / 3)) / 2)}
+
+    snapshot = PSKD.from_settings(AROUND, memory="snapshot", refresh=0.5)
+    assert isinstance(snapshot.memory, Snapshot)
+    assert snapshot.needs_whole_model == "a snapshot is a whole copy of the model, take method.memory=bank"
+
+    many = Surroundings(**{**vars(AROUND), "num_classes": 1001, "host": 1, "hosts": 3, "path": tmp_path / "shared"})
+    for settings, form, file in (({}, "topk", "shared"), ({"path": str(tmp_path / "own"), "k": 7}, "topk", "own")):
+        bank = PSKD.from_settings(many, **settings).memory
+        assert isinstance(bank, PredictionBank)
+        assert (bank.form, bank.k, bank.host, bank.shards) == (form, settings.get("k", 32), 1, 3)
+        assert (tmp_path / file).exists()
+    for form in ("dense", "topk"):
+        bank = PSKD.from_settings(AROUND, form=form, k=2).memory
+        assert isinstance(bank, PredictionBank)
+        assert bank.form == form
+    for wrong, message in (
+        ({"memory": "banc"}, "memory is 'banc'; allowed are bank, snapshot; did you mean bank?"),
+        ({"dtype": "int8"}, "dtype is 'int8'; allowed are float16, bfloat16, float32, float64"),
+        ({"refresh": 0}, "refresh must be a positive number, got 0"),
+        ({"alpha": 2}, "alpha must lie in [0, 1], got 2"),
+    ):
+        with pytest.raises(PskdError, match=re.escape(message)):
+            PSKD.from_settings(AROUND, **wrong)
+
+
+def test_tf_kd_wants_its_teacher_or_a_sharp_one() -> None:
+    with pytest.raises(PskdError, match=r"method\.teacher is missing: name the folder of a finished run"):
+        TFKD.from_settings(AROUND)
+    assert TFKD.from_settings(AROUND, variant="reg").needs == frozenset()
+    with pytest.raises(PskdError, match=re.escape("method.a=0.2 must be more than 1/5, one over the classes")):
+        TFKD.from_settings(AROUND, variant="reg", a=0.2)
+
+
+class Own(Method):
+    """A stranger's method.
+
+    Args:
+        sharpness: of the target.
+    """
+
+    name = "own"
+    needs = frozenset({"boxes"})
+
+    def __init__(self, num_classes: int, sharpness: Positive = 2.0) -> None:
+        self.num_classes, self.sharpness = num_classes, sharpness
+
+    def loss(
+        self, output: Output, targets: Targets, *, boxes: Tensor | None = None, distilled: Tensor | None = None
+    ) -> Loss:
+        assert boxes is not None
+        return Loss(boxes.sum(), {})
+
+
+def test_a_method_of_ones_own_needs_no_more_than_its_class() -> None:
+    assert declared(Own) == {"sharpness": (Positive, 2.0)}
+    made = Own.from_settings(AROUND, sharpness=3.0)
+    assert (made.num_classes, made.sharpness) == (5, 3.0)
+    assert float(made(torch.zeros(1, 2), torch.zeros(1), boxes=torch.ones(3), index=torch.zeros(1))) == 3
+    assert (made.plain, made.shares_mix, made.takes_heads, made.strict, made.watch) == (False, False, False, True, None)
+
+
+def test_one_loop_serves_all_methods(logits: Tensor, labels: Tensor) -> None:
+    """What a method does not need is passed over; what nobody knows is refused, and the nearest name told."""
+    given = {
+        "index": torch.arange(6),
+        "inputs": torch.randn(6, 3, dtype=torch.float64),
+        "partner_logits": torch.randn(6, 5, dtype=torch.float64),
+        "teacher_logits": torch.randn(6, 5, dtype=torch.float64),
+        "distilled": torch.ones(6, dtype=torch.bool),
+    }
+    for method in (Hard(), LabelSmoothing(), CSKD(), TFKD(), TFKD("reg"), PSKD(2, memory=PredictionBank(6, 5))):
+        method.start_epoch(0)
+        needed = {name: given[name] for name in (*method.needs, "distilled")}
+        assert torch.equal(method(logits, labels, **given), method.loss(logits, labels, **needed).total)
+        with pytest.raises(
+            PskdError, match=r"distiled: unknown; did you mean distilled\? \(\w+ takes distilled"
+        ) as said:
+            method(logits, labels, distiled=given["distilled"])
+        assert all(name in str(said.value) for name in method.needs)
+        with pytest.raises(PskdError, match=r"xyz: unknown \("):
+            method(logits, labels, xyz=1)
+        with pytest.raises(TypeError):
+            method.loss(logits, labels, distiled=given["distilled"])
+    assert [method.plain for method in METHODS] == [True, False, False, False, False]
+    assert [method.shares_mix for method in METHODS] == [False, False, True, False, True]
+    assert [method.takes_heads for method in METHODS] == [True, True, False, False, True]

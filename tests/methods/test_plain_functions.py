@@ -1,0 +1,56 @@
+"""Each method and the plain function beside it, whose last line is the equation, agree in value and gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import value_and_gradient
+from torch import Tensor
+
+from pskd.memory import PredictionBank
+from pskd.methods import CSKD, PSKD, TFKD, Hard, LabelSmoothing
+from pskd.methods.cs_kd import cs_kd_loss
+from pskd.methods.hard import hard_loss
+from pskd.methods.label_smoothing import label_smoothing_loss
+from pskd.methods.ps_kd import ps_kd_loss
+from pskd.methods.tf_kd import tf_kd_reg_loss, tf_kd_self_loss
+
+
+@pytest.fixture
+def other(logits: Tensor) -> Tensor:
+    return torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).mul(2)
+
+
+def agree(fused: Tensor, plain: Tensor, logits: Tensor) -> None:
+    torch.testing.assert_close(value_and_gradient(fused, logits), value_and_gradient(plain, logits))
+
+
+def test_hard(logits: Tensor, labels: Tensor) -> None:
+    agree(Hard()(logits, labels), hard_loss(logits, labels), logits)
+
+
+@pytest.mark.parametrize("others_only", [False, True])
+def test_label_smoothing(logits: Tensor, labels: Tensor, others_only: bool) -> None:
+    fused = LabelSmoothing(0.2, others_only)(logits, labels)
+    agree(fused, label_smoothing_loss(logits, labels, 0.2, others_only), logits)
+
+
+def test_cs_kd(logits: Tensor, labels: Tensor, other: Tensor) -> None:
+    fused = CSKD(3.0, 0.5)(logits, labels, partner_logits=other)
+    agree(fused, cs_kd_loss(logits, labels, other, 3.0, 0.5), logits)
+
+
+def test_tf_kd(logits: Tensor, labels: Tensor, other: Tensor) -> None:
+    taught = TFKD("self", 6.0, 0.9)(logits, labels, teacher_logits=other)
+    agree(taught, tf_kd_self_loss(logits, labels, other, 6.0, 0.9), logits)
+    agree(TFKD("reg", 7.0, 0.3, a=0.8)(logits, labels), tf_kd_reg_loss(logits, labels, 7.0, 0.3, 0.8), logits)
+
+
+def test_ps_kd(logits: Tensor, labels: Tensor, other: Tensor) -> None:
+    method = PSKD(2, alpha=0.6, memory=PredictionBank(6, 5, dtype=torch.float64))
+    index = torch.arange(6)
+    method.start_epoch(0)
+    method(other.clone().requires_grad_(), labels, index=index)
+    method.start_epoch(1)
+    fused = method(logits, labels, index=index)
+    agree(fused, ps_kd_loss(logits, labels, other.softmax(1), alpha=0.6), logits)
