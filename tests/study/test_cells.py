@@ -86,6 +86,7 @@ def test_keys_follow_the_settings_and_nothing_else() -> None:
         ([], {"recipe": None}, "recipe is missing"),
         ([], {"recipe": "digit"}, "did you mean digits?"),
         ([], {"axes": {"seed": []}}, "axes.seed has no value"),
+        ([], {"axes": {"seed": list(range(200)), "epochs": list(range(1, 102))}}, "this study has 20,200 cells"),
     ],
 )
 def test_mistakes(words: list[str], changes: dict[str, object], message: str) -> None:

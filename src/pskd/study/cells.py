@@ -1,16 +1,15 @@
 """A study: a YAML file that says which runs to make, what each needs, and what to show of them.
 
-Each combination of its axes' values is a cell. A cell is keyed by the hash of its resolved configuration, without what
-says how to run it (`config.HOW`). The key names its run folder: so a study that grows runs only what is new, and
-studies in one folder share runs.
+Each combination of its axes' values is a cell. Its key (`keys.py`) names its run folder: so a study that grows runs
+only what is new, and studies in one folder share runs.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import json
+import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +20,13 @@ import yaml
 from pydantic import Field, ValidationError
 
 from pskd import recipes
-from pskd.config import HOW, Config, Section, flat, read_yaml, resolve, validated
+from pskd.config import Config, Section, read_yaml, resolve, validated
 from pskd.errors import PskdError
 from pskd.runs.files import kind_errors, write_atomic
+from pskd.study.keys import CELL, adopt, key_of
 
 Settings = dict[str, Any]
-CELL = "cell:"  # with a key: the run folder of that cell, until it is known where the runs are
+MOST_CELLS = 10_000
 
 
 class Show(Section):
@@ -74,7 +74,7 @@ class Cell:
     """One run of a study.
 
     Args:
-        key: hash of what the configuration says about the result; names the run folder.
+        key: of what the configuration says about the result; names the run folder.
         config: resolved; the folder of a run that it needs stands in it as `cell:KEY`.
         needs: keys of the cells that must have finished before.
         labels: the axes' values that make it; empty for a run that is there only because others need it.
@@ -86,6 +86,11 @@ class Cell:
     needs: tuple[str, ...]
     labels: Mapping[str, str]
     as_published: Config
+
+    @property
+    def root(self) -> str | None:
+        """The `data.root` that the recipe or the study file names: one given beside them only says where data is."""
+        return self.as_published.data.root
 
     @property
     def name(self) -> str:
@@ -139,7 +144,7 @@ class Study:
         """A study in a new folder or in that of an earlier one."""
         identity = cls.load(folder).identity if is_study(folder) else secrets.token_hex(6)
         study = cls(name, file, tuple(words), folder.absolute(), identity)
-        study.cells()  # a mistake in it is found before anything is written
+        adopt(study.runs, study.cells())  # a mistake in the study is found before anything is written
         return study
 
     @classmethod
@@ -172,6 +177,8 @@ def expand(study: StudyFile, words: Iterable[str] = ()) -> dict[str, Cell]:
     an axis's values, `AXIS=label,label`.
     """
     axes, changes = _choose(study.axes, words)
+    if (count := math.prod(map(len, axes.values()))) > MOST_CELLS:
+        raise PskdError(f"this study has {count:,} cells, the most allowed are {MOST_CELLS:,}: give axes fewer values")
     cells: dict[str, Cell] = {}
     for combination in itertools.product(*(values.items() for values in axes.values())):
         settings: Settings = {"recipe": study.recipe} if study.recipe else {}
@@ -200,12 +207,11 @@ def _add(cells: dict[str, Cell], settings: Settings, words: Sequence[str], label
     planned = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     asked = [word for word in words if ":" not in word.partition("=")[0]]
     asked += [word.removeprefix(f"{recipe}:") for word in words if word.startswith(f"{recipe}:")]
-    config = resolve(tree, [*planned, *asked], name=recipe)
-    learnt = {name: value for name, value in flat(config.model_dump(mode="json")).items() if name not in HOW}
-    key = hashlib.blake2b(json.dumps(learnt, sort_keys=True).encode(), digest_size=6).hexdigest()
+    config, as_published = resolve(tree, [*planned, *asked], name=recipe), resolve(tree, planned, name=recipe)
+    key = key_of(config, as_published.data.root)
     if key not in cells or (labels and not cells[key].labels):
         # A cell that others needed before its own turn came keeps its place.
-        cells[key] = Cell(key, config, tuple(needs), labels, resolve(tree, planned, name=recipe))
+        cells[key] = Cell(key, config, tuple(needs), labels, as_published)
     return key
 
 
