@@ -134,17 +134,22 @@ def _override(text: str) -> dict[str, Any]:
     key, sign, value = text.partition("=")
     if not sign or not key:
         raise PskdError(f"{text!r} is not a setting: write key=value, for example optim.lr=0.05")
-    try:
-        parsed = yaml.safe_load(value) if value else None
-    except yaml.YAMLError:
-        raise PskdError(f"{key}: {value!r} is not a valid value") from None
-    # YAML reads 1e-3 as text; people who train models do not.
-    if isinstance(parsed, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", parsed):
-        parsed = float(parsed)
-    tree: Any = parsed
+    tree: Any = parse_value(key, value)
     for part in reversed(key.split(".")):
         tree = {part: tree}
     return _long_form(tree)
+
+
+def parse_value(key: str, text: str) -> Any:
+    """The value of `key=text`."""
+    try:
+        parsed = yaml.safe_load(text) if text else None
+    except yaml.YAMLError:
+        raise PskdError(f"{key}: {text!r} is not a valid value") from None
+    # YAML reads 1e-3 as text; people who train models do not.
+    if isinstance(parsed, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", parsed):
+        parsed = float(parsed)
+    return parsed
 
 
 def _long_form(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,12 +21,13 @@ from pydantic import Field, ValidationError
 
 from pskd import recipes
 from pskd.config import Config, Section, read_yaml, resolve, validated
+from pskd.config.resolve import parse_value
 from pskd.errors import PskdError
 from pskd.runs.files import kind_errors, write_atomic
 from pskd.study.keys import CELL, adopt, key_of
+from pskd.study.ranges import MOST_CELLS, split_list, unquoted
 
 Settings = dict[str, Any]
-MOST_CELLS = 10_000
 
 
 class Show(Section):
@@ -132,7 +133,15 @@ class Study:
         }
         with kind_errors("study folder"):
             self.runs.mkdir(parents=True, exist_ok=True)
+            self._keep_other()
             write_atomic(_saved(self.folder), yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+
+    def _keep_other(self) -> None:
+        """Another study that was run in this folder keeps its file and its page, under its name."""
+        if is_study(self.folder) and (other := Study.load(self.folder).name) != self.name:
+            for file in (_saved(self.folder), self.folder / "report.html"):
+                if file.exists():
+                    file.replace(file.with_stem(f"{file.stem}-{other}"))
 
     @classmethod
     def begin(cls, name: str, words: Sequence[str], folder: Path) -> Study:
@@ -157,7 +166,9 @@ class Study:
             file, words = _checked(content["study"], _saved(folder)), tuple(content["words"])
             return cls(content["name"], file, words, folder.absolute(), content["identity"])
         except (KeyError, TypeError):
-            raise PskdError(f"{_saved(folder)} is damaged: begin the study again with pskd study run") from None
+            raise PskdError(
+                f"{_saved(folder)} is damaged: remove it, then begin the study again with pskd study run"
+            ) from None
 
 
 def is_study(folder: Path) -> bool:
@@ -235,9 +246,10 @@ def _choose(
         if axis not in axes:
             changes.append(word)
             continue
-        labels = [label.strip() for label in wanted.split(",")]
+        labels = {unquoted(part): part for part in ([wanted] if wanted in axes[axis] else split_list(wanted))}
         if isinstance(given[axis], list):  # further values of a setting are welcome
-            axes[axis] = {label: {axis: yaml.safe_load(label)} for label in labels}
+            further = {label: {axis: parse_value(axis, part)} for label, part in labels.items()}
+            axes[axis] = {label: axes[axis].get(label, further[label]) for label in labels}
         elif unknown := [label for label in labels if label not in axes[axis]]:
             raise PskdError(f"{axis}={unknown[0]}: this axis has no such value; it has {', '.join(axes[axis])}")
         else:

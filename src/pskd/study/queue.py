@@ -61,7 +61,7 @@ class Standing(NamedTuple):
     seconds: float | None = None
 
 
-class Interrupted(Exception):
+class CellReturned(Exception):
     """The worker was asked to stop: the cell goes back into the queue."""
 
 
@@ -142,7 +142,7 @@ class Queue:
         """Take the next waiting cell, if there still is one, and train it.
 
         ``train`` has to show the record of every epoch to its second argument. What it raises becomes the cell's error;
-        ``Interrupted`` puts the cell back.
+        ``CellReturned`` puts the cell back.
         """
         mine: list[Trial] = []
 
@@ -159,7 +159,7 @@ class Queue:
             except optuna.TrialPruned:
                 trial.set_user_attr("pruned", True)
                 raise
-            except Interrupted:
+            except CellReturned:
                 trial.set_user_attr("stopped", True)
                 raise
             except Exception as error:
