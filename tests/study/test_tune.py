@@ -107,11 +107,11 @@ def test_runs_that_are_worse_than_the_median_are_given_up(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_whole_search(tmp_path: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     ranges = [Range("method.alpha", [0.0, 0.8])]
-    choice = tune("digits", ranges, [*SMALL, "train.threads=1"], tmp_path, seeds=2, workers=2, say=said.append)
+    choice = tune("digits", ranges, [*SMALL, "train.threads=1"], tmp_path, seeds=2, workers=2, say=lines.append)
     assert choice.settings["method.alpha"] in (0.0, 0.8)
-    assert any(line.startswith("chosen: method.alpha=") for line in said)
+    assert any(line.startswith("chosen: method.alpha=") for line in lines)
     final = [RunFolder(path).config() for path in (tmp_path / "final" / "runs").iterdir()]
     assert len(final) == 2
     assert {config.data.val_fraction for config in final} == {0.0}  # type: ignore[attr-defined]

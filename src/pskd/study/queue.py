@@ -2,7 +2,7 @@
 
 A cell that may run is a waiting trial with the cell's key in its user attributes. Every worker may put a cell there:
 of two trials of one cell the lower-numbered one counts, the other is dropped when its turn comes. Whether a cell is
-done is said by its run folder, not by the queue.
+done is told by its run folder, not by the queue.
 """
 
 from __future__ import annotations
