@@ -60,7 +60,8 @@ def made_up(folder: Path) -> Study:
         )
         (run / "config.yaml").write_text(cell.config.to_yaml())
         records = [
-            {"epoch": epoch + 1, "train_loss": 1 / (epoch + 1), "alpha_t": 0.8 * epoch / EPOCHS, "test": metrics}
+            {"epoch": epoch + 1, "train_loss": 1 / (epoch + 1), "test": metrics}
+            | ({"alpha_t": 0.8 * epoch / EPOCHS} if cell.config.method.name == "ps_kd" else {})
             for epoch in range(EPOCHS)
         ]
         (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

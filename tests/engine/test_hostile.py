@@ -17,7 +17,6 @@ import pytest
 import torch
 from chaos import tiny
 from helpers import small
-from pskd.use import evaluate
 
 from pskd.analysis.ensembles import read
 from pskd.engine.loop import train
@@ -26,6 +25,7 @@ from pskd.memory.bank import PredictionBank
 from pskd.runs import checkpoint
 from pskd.runs.checkpoint import Checkpoints
 from pskd.runs.folder import RunFolder
+from pskd.use import evaluate
 
 
 class Hostile:

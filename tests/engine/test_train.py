@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from helpers import metrics_of, pskd, small
-from pskd.use import evaluate
 from safetensors.torch import load_file
 from torch import nn
 
@@ -19,6 +18,7 @@ from pskd.errors import PskdError
 from pskd.methods.base import Loss, Method
 from pskd.metrics import functional
 from pskd.tasks.classification import Classification, Prediction, TrainingBatch, predict
+from pskd.use import evaluate
 
 METRICS = ("top1_error", "top5_error", "nll", "ece", "aurc", "e_aurc")
 

@@ -64,10 +64,10 @@ def test_significance_is_a_paired_test_with_correction_for_the_number_of_rows() 
     close = [value + difference for value, difference in zip(plain, (-1.0, -1.5, -1.2), strict=True)]
     chance = paired_chance([-1.0, -1.5, -1.2])
     assert chance == pytest.approx(ttest_rel(close, plain).pvalue)
-    wide = [value + difference for value, difference in zip(plain, (-1.0, -1.8, -1.9), strict=True)]
+    spread = [value + difference for value, difference in zip(plain, (-1.0, -1.8, -1.9), strict=True)]
     assert 0.03 < paired_chance([-1.0, -1.8, -1.9]) < 0.05
-    alone = compare(collection(row("CE", plain), row("A", wide)))
-    among = compare(collection(row("CE", plain), row("A", wide), row("B", unsure), row("C", unsure)))
+    alone = compare(collection(row("CE", plain), row("A", spread)))
+    among = compare(collection(row("CE", plain), row("A", spread), row("B", unsure), row("C", unsure)))
     assert alone.frames["ResNet"][1].entries[0].significant  # type: ignore[union-attr]
     assert not among.frames["ResNet"][1].entries[0].significant  # type: ignore[union-attr]
 

@@ -86,6 +86,7 @@ def test_keys_follow_the_settings_and_nothing_else() -> None:
         ([], {"recipe": None}, "recipe is missing"),
         ([], {"recipe": "digit"}, "did you mean digits?"),
         ([], {"axes": {"seed": []}}, "axes.seed has no value"),
+        ([], {"axes": {"seed": list(range(200)), "epochs": list(range(1, 102))}}, "this study has 20,200 cells"),
     ],
 )
 def test_mistakes(words: list[str], changes: dict[str, object], message: str) -> None:
@@ -109,6 +110,30 @@ def test_a_study_is_found_again_in_its_folder(tmp_path: Path) -> None:
     assert Study.begin("studies/digits", ["epochs=4"], tmp_path / "study").identity == study.identity
     with pytest.raises(PskdError, match=r"is not a study's folder"):
         Study.load(tmp_path)
+
+
+def test_values_with_commas_can_be_chosen() -> None:
+    axes = {"data": {"a, b": {"data.per_class": 5}, "c": {"data.per_class": 6}}, "seed": [0]}
+    assert [cell.labels["data"] for cell in cells('data="a, b",c', axes=axes)] == ["a, b", "c"]
+    assert [cell.labels["data"] for cell in cells("data=a, b", axes=axes)] == ["a, b"]
+    axes = {"optim.milestones": [[0.3, 0.6], [0.5]], "seed": [0]}
+    (one,) = cells("optim.milestones=[0.3, 0.6]", axes=axes)
+    assert one.config.optim.milestones == (0.3, 0.6)
+    two = cells("optim.milestones=[0.1,0.2],[0.5]", axes=axes)
+    assert [cell.config.optim.milestones for cell in two] == [(0.1, 0.2), (0.5,)]
+    (small,) = cells("optim.lr=1e-3", axes={"optim.lr": [0.1], "seed": [0]})
+    assert small.config.optim.lr == 0.001
+
+
+def test_a_second_study_in_a_folder_keeps_the_first_ones_file_and_page(tmp_path: Path) -> None:
+    Study.begin("studies/digits", [], tmp_path).save()
+    (tmp_path / "report.html").write_text("digits")
+    other = Study.begin("studies/alpha_ablation", ["seed=0"], tmp_path)
+    other.save()
+    other.save()
+    assert Study.load(tmp_path) == other
+    assert (tmp_path / "report-digits.html").read_text() == "digits"
+    assert "name: digits" in (tmp_path / "study-digits.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", recipes.study_names())

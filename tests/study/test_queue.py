@@ -17,7 +17,7 @@ from processes import in_child
 from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.study.cells import Study, StudyFile
-from pskd.study.queue import Interrupted, Queue, Standing, State, time_left
+from pskd.study.queue import CellReturned, Queue, Standing, State, time_left
 from pskd.study.worker import Worker, progress_line, status_lines
 
 TEACHER = {"method": "tf_kd", "method.teacher": {"cell": {"method": "hard"}}}
@@ -155,7 +155,7 @@ def test_an_interrupted_cell_goes_back_and_is_resumed(tmp_path: Path) -> None:
     queue.advance()
 
     def stop(cell: object, after_epoch: object) -> float:
-        raise Interrupted
+        raise CellReturned
 
     queue.take(stop)
     assert queue.advance()[key].state is State.WAITING

@@ -1,13 +1,12 @@
-"""The search for a setting: ranges, the rule of choice, and a whole search."""
+"""The search for a setting: what is held out, the rule of choice, and a whole search."""
 
 from __future__ import annotations
 
-import random
-import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import SMALL
 
@@ -15,35 +14,9 @@ from pskd.errors import PskdError
 from pskd.runs.folder import RunFolder
 from pskd.study.cells import Study, expand
 from pskd.study.queue import Queue, State
+from pskd.study.ranges import Range
 from pskd.study.results import Collection, Row
-from pskd.study.tune import TOGETHER, Range, choose, parse, search, tune
-
-
-def test_ranges() -> None:
-    assert parse("method.alpha=0.0:1.0:0.1") == Range("method.alpha", [i / 10 for i in range(11)])
-    assert parse("method.temperature=1..20") == Range("method.temperature", list(range(1, 21)))
-    assert parse("method=hard,ps_kd") == Range("method", ["hard", "ps_kd"])
-    assert parse("optim.lr=0.1,0.5") == Range("optim.lr", [0.1, 0.5])
-    assert parse("optim.lr=0.05") is None
-    assert parse("method=ps_kd") is None
-    for wrong in ("optim.lr=0:1:0", "optim.lr=1:0:0.1", "optim.lr=a:b:c", "optim.lr=1..x"):
-        with pytest.raises(PskdError, match=r"optim\.lr"):
-            parse(wrong)
-
-
-def test_draws_fill_their_range() -> None:
-    draw = random.Random(0)
-    wide, narrow, listed = parse("optim.lr=0.001~1"), parse("method.alpha=0.2~0.8"), parse("k=1,2,4")
-    assert wide is not None
-    assert narrow is not None
-    assert listed is not None
-    values = [wide.draw(draw) for _ in range(2000)]
-    assert 0.001 <= min(values) <= max(values) <= 1
-    assert statistics.median(values) == pytest.approx(0.001**0.5, rel=0.2)  # even on a logarithmic scale
-    values = [narrow.draw(draw) for _ in range(2000)]
-    assert 0.2 <= min(values) <= max(values) <= 0.8
-    assert statistics.fmean(values) == pytest.approx(0.5, abs=0.02)
-    assert {listed.draw(draw) for _ in range(100)} == {1, 2, 4}
+from pskd.study.tune import TOGETHER, choose, search, tune
 
 
 def test_a_search_holds_out_a_tenth_and_never_shows_the_test_set() -> None:
@@ -57,6 +30,33 @@ def test_a_search_holds_out_a_tenth_and_never_shows_the_test_set() -> None:
     assert len(expand(drawn)) == 4
     with pytest.raises(PskdError, match="--random"):
         search("digits", [Range("optim.lr", [], 0.01, 1.0)], [], seeds=1, trials=None)
+
+
+def npz(folder: Path, *splits: str) -> Path:
+    labels = np.arange(40) % 2
+    pixels = np.full((40, 8, 8), 100, np.uint8)
+    pairs = {"images": pixels, "labels": labels}
+    np.savez(folder / "own.npz", **{f"{split}_{part}": array for split in splits for part, array in pairs.items()})
+    return folder / "own.npz"
+
+
+ALPHAS = [Range("method.alpha", [0.0, 0.5])]
+
+
+def test_nothing_is_held_out_of_data_with_a_validation_split(tmp_path: Path) -> None:
+    words = [f"data.root={npz(tmp_path, 'train', 'val', 'test')}"]
+    assert "data.val_fraction" not in search("npz", ALPHAS, words, seeds=1, trials=None).settings
+    with pytest.raises(PskdError, match="has a validation split of its own, set it to 0"):
+        search("npz", ALPHAS, [*words, "data.val_fraction=0.2"], seeds=1, trials=None)
+    words = [f"data.root={npz(tmp_path, 'train', 'test')}"]
+    assert search("npz", ALPHAS, words, seeds=1, trials=None).settings["data.val_fraction"] == 0.1
+    words.append("data.val_fraction=0.25")
+    assert search("npz", ALPHAS, words, seeds=1, trials=None).settings["data.val_fraction"] == 0.25
+
+
+def test_without_a_validation_split_there_is_nothing_to_choose_by() -> None:
+    with pytest.raises(PskdError, match="data=digits has no validation split, so there is nothing to choose by"):
+        search("digits", ALPHAS, ["data.val_fraction=0"], seeds=1, trials=None)
 
 
 def row(alpha: float, error: float, ece: float, nll: float) -> Row:
@@ -107,11 +107,11 @@ def test_runs_that_are_worse_than_the_median_are_given_up(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_whole_search(tmp_path: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     ranges = [Range("method.alpha", [0.0, 0.8])]
-    choice = tune("digits", ranges, [*SMALL, "train.threads=1"], tmp_path, seeds=2, workers=2, say=said.append)
+    choice = tune("digits", ranges, [*SMALL, "train.threads=1"], tmp_path, seeds=2, workers=2, say=lines.append)
     assert choice.settings["method.alpha"] in (0.0, 0.8)
-    assert any(line.startswith("chosen: method.alpha=") for line in said)
+    assert any(line.startswith("chosen: method.alpha=") for line in lines)
     final = [RunFolder(path).config() for path in (tmp_path / "final" / "runs").iterdir()]
     assert len(final) == 2
     assert {config.data.val_fraction for config in final} == {0.0}  # type: ignore[attr-defined]

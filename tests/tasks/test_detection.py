@@ -17,7 +17,6 @@ import torch
 from helpers import metrics_of, small
 from PIL import Image
 from processes import in_child
-from pskd.use import evaluate
 from safetensors.torch import load_file
 
 from pskd.config import Config, resolve
@@ -28,6 +27,7 @@ from pskd.recipes import read_recipe
 from pskd.report.tables import result_lines
 from pskd.tasks import predict
 from pskd.tasks.detection import Detection
+from pskd.use import evaluate
 
 TINY = (
     "data.train_images=12",

@@ -18,7 +18,6 @@ from chaos import equal
 from helpers import metrics_of, pskd
 from num2words import num2words
 from processes import in_child
-from pskd.use import evaluate
 from safetensors.torch import load_file
 
 from pskd import tasks
@@ -32,6 +31,7 @@ from pskd.runs import checkpoint
 from pskd.runs.checkpoint import Checkpoints
 from pskd.runs.group import Group
 from pskd.tasks.translation import Translation
+from pskd.use import evaluate
 
 TINY = ("model.layers=1", "model.width=16", "model.heads=2", "model.inner=16", "data.vocabulary=80")
 QUICK = ("epochs=3", "batch_size=256", "eval.every=3", "eval.beam=2")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pskd.cli.options import Storage, StudyPath, app, need_workbench
+from pskd.cli.options import AllowCode, Storage, StudyPath, app, need_workbench
 
 study_app = typer.Typer(
     help="Many runs as one: methods x models x seeds, on one machine or many.", no_args_is_help=True
@@ -54,14 +54,14 @@ def study_run(
 
 
 @study_app.command("work", epilog="Example:\n\n  pskd study work runs/digits-study")
-def study_work(folder: StudyPath, storage: Storage = None) -> None:
+def study_work(folder: StudyPath, storage: Storage = None, allow_code: AllowCode = False) -> None:
     """Join a study as one more worker, from this machine or another that sees the same folder."""
     need_workbench()
     from pskd.study.cells import Study
     from pskd.study.queue import Queue
     from pskd.study.worker import Worker
 
-    Worker(Queue(Study.load(folder), storage)).work()
+    Worker(Queue(Study.load(folder, allow_code=allow_code), storage)).work()
 
 
 @study_app.command("status", epilog="Example:\n\n  pskd study status runs/digits-study")

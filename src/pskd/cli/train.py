@@ -103,7 +103,7 @@ def tune(
     """Search settings on a validation split, then train with the best on everything and test once."""
     need_workbench()
     from pskd.report.page import report as write
-    from pskd.study.tune import parse
+    from pskd.study.ranges import parse
     from pskd.study.tune import tune as run
 
     out = out or Path("runs") / f"tune-{recipe.removesuffix('.yaml').replace('/', '-')}"

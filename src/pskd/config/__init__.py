@@ -7,7 +7,7 @@ and a method's in its file; `classes.py` puts them together, `resolve.py` fills 
 from pskd.config.base import Interval, MethodConfig, OptimConfig, Section
 from pskd.config.classes import config_class, how, method_class, places
 from pskd.config.explain import describe
-from pskd.config.resolve import changed, differences, flat, long_key, parsed_value, resolve, validated
+from pskd.config.resolve import changed, differences, flat, long_key, parse_value, resolve, validated
 from pskd.config.run import Config
 from pskd.config.yaml_file import read_yaml
 
@@ -25,7 +25,7 @@ __all__ = [
     "how",
     "long_key",
     "method_class",
-    "parsed_value",
+    "parse_value",
     "places",
     "read_yaml",
     "resolve",

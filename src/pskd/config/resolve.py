@@ -101,12 +101,12 @@ def differences(one: Config, other: Config) -> list[str]:
     return [f"{key}: {flat_one.get(key)}, {flat_other.get(key)}" for key in keys]
 
 
-def parsed_value(text: str) -> Any:
-    """A value of the command line as YAML reads it; and 1e-3 is a number, as people who train models write it."""
+def parse_value(key: str, text: str) -> Any:
+    """The value of `key=text` as YAML reads it; and 1e-3 is a number, as people who train models write it."""
     try:
         value = yaml.safe_load(text) if text else None
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise PskdError(f"{reprlib.repr(text)} is not a valid value") from None
+        raise PskdError(f"{key}: {reprlib.repr(text)} is not a valid value") from None
     if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
         return float(value)
     return value
@@ -134,10 +134,7 @@ def _override(text: str) -> dict[str, Any]:
     key, sign, value = text.partition("=")
     if not sign or not key:
         raise PskdError(f"{text!r} is not a setting: write key=value, for example optim.lr=0.05")
-    try:
-        tree: Any = Word(value, parsed_value(value))
-    except PskdError as error:
-        raise PskdError(f"{key}: {error}") from None
+    tree: Any = Word(value, parse_value(key, value))
     for part in reversed(key.split(".")):
         tree = {part: tree}
     return _long_form(tree)

@@ -175,7 +175,7 @@ class OnDisk(Opened):
     view: View
 
     @cached_property
-    def fingerprint(self) -> str:  # type: ignore[override]
+    def fingerprint(self) -> str:
         """A hash of all relative paths, file sizes and labels in their order."""
         digest = hashlib.blake2b(digest_size=16)
         for path, label in zip(self.paths, self.labels.tolist(), strict=True):

@@ -1,16 +1,15 @@
 """A study: a YAML file that says which runs to make, what each needs, and what to show of them.
 
-Each combination of its axes' values is a cell. A cell is keyed by the hash of its resolved configuration, without what
-says how to run it (`config.HOW`). The key names its run folder: so a study that grows runs only what is new, and
-studies in one folder share runs.
+Each combination of its axes' values is a cell. Its key (`keys.py`) names its run folder: so a study that grows runs
+only what is new, and studies in one folder share runs.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import json
+import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +20,13 @@ import yaml
 from pydantic import Field, ValidationError
 
 from pskd import recipes
-from pskd.config import HOW, Config, Section, flat, read_yaml, resolve, validated
+from pskd.config import Config, Section, parse_value, read_yaml, resolve, validated
 from pskd.errors import PskdError
 from pskd.runs.files import one_line_errors, write_atomic
+from pskd.study.keys import CELL, adopt, key_of
+from pskd.study.ranges import MOST_CELLS, split_list, unquoted
 
 Settings = dict[str, Any]
-CELL = "cell:"  # with a key: the run folder of that cell, until it is known where the runs are
 
 
 class Show(Section):
@@ -74,11 +74,12 @@ class Cell:
     """One run of a study.
 
     Args:
-        key: hash of what the configuration says about the result; names the run folder.
+        key: of what the configuration says about the result; names the run folder.
         config: resolved; the folder of a run that it needs stands in it as `cell:KEY`.
         needs: keys of the cells that must have finished before.
         labels: the axes' values that make it; empty for a run that is there only because others need it.
         as_published: the configuration without the changes that were asked for beside the study file.
+        allow_code: whether code that it names may be imported.
     """
 
     key: str
@@ -86,6 +87,12 @@ class Cell:
     needs: tuple[str, ...]
     labels: Mapping[str, str]
     as_published: Config
+    allow_code: bool = False
+
+    @property
+    def root(self) -> str | None:
+        """The `data.root` that the recipe or the study file names: one given beside them only says where data is."""
+        return self.as_published.data.root
 
     @property
     def name(self) -> str:
@@ -94,18 +101,22 @@ class Cell:
 
     def config_in(self, runs: Path) -> Config:
         """The configuration with the folders of the runs it needs."""
-        return validated(_placed(self.config.model_dump(mode="json"), runs))
+        return validated(_placed(self.config.model_dump(mode="json"), runs), allow_code=self.allow_code)
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study file with the changes asked for beside it, and the folder it is run in."""
+    """A study file with the changes asked for beside it, and the folder it is run in.
+
+    Code that a user's own study file names is imported; what a folder names is, if the user says so.
+    """
 
     name: str
     file: StudyFile
     words: tuple[str, ...]
     folder: Path
     identity: str  # its name in a storage that several studies share
+    allow_code: bool = False
 
     @property
     def runs(self) -> Path:
@@ -116,7 +127,7 @@ class Study:
 
     def cells(self) -> dict[str, Cell]:
         """All cells by key, each after those it needs."""
-        return expand(self.file, self.words)
+        return expand(self.file, self.words, allow_code=self.allow_code)
 
     def save(self) -> None:
         content = {
@@ -127,7 +138,15 @@ class Study:
         }
         with one_line_errors("study folder"):
             self.runs.mkdir(parents=True, exist_ok=True)
+            self._keep_other()
             write_atomic(_saved(self.folder), yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+
+    def _keep_other(self) -> None:
+        """Another study that was run in this folder keeps its file and its page, under its name."""
+        if is_study(self.folder) and (other := Study.load(self.folder).name) != self.name:
+            for file in (_saved(self.folder), self.folder / "report.html"):
+                if file.exists():
+                    file.replace(file.with_stem(f"{file.stem}-{other}"))
 
     @classmethod
     def begin(cls, name: str, words: Sequence[str], folder: Path) -> Study:
@@ -138,21 +157,23 @@ class Study:
     def of(cls, name: str, file: StudyFile, folder: Path, words: Sequence[str] = ()) -> Study:
         """A study in a new folder or in that of an earlier one."""
         identity = cls.load(folder).identity if is_study(folder) else secrets.token_hex(6)
-        study = cls(name, file, tuple(words), folder.absolute(), identity)
-        study.cells()  # a mistake in it is found before anything is written
+        study = cls(name, file, tuple(words), folder.absolute(), identity, allow_code=True)
+        adopt(study.runs, study.cells())  # a mistake in the study is found before anything is written
         return study
 
     @classmethod
-    def load(cls, folder: Path) -> Study:
+    def load(cls, folder: Path, *, allow_code: bool = False) -> Study:
         """The study that was begun in this folder."""
         if not is_study(folder):
             raise PskdError(f"{folder} is not a study's folder: it has no study.yaml (pskd study run begins one)")
         content = read_yaml(_saved(folder))
         try:
             file, words = _checked(content["study"], _saved(folder)), tuple(content["words"])
-            return cls(content["name"], file, words, folder.absolute(), content["identity"])
+            return cls(content["name"], file, words, folder.absolute(), content["identity"], allow_code)
         except (KeyError, TypeError):
-            raise PskdError(f"{_saved(folder)} is damaged: begin the study again with pskd study run") from None
+            raise PskdError(
+                f"{_saved(folder)} is damaged: remove it, then begin the study again with pskd study run"
+            ) from None
 
 
 def is_study(folder: Path) -> bool:
@@ -165,13 +186,15 @@ def read_study(name: str) -> StudyFile:
     return _checked(read_yaml(path), path)
 
 
-def expand(study: StudyFile, words: Iterable[str] = ()) -> dict[str, Cell]:
+def expand(study: StudyFile, words: Iterable[str] = (), *, allow_code: bool = True) -> dict[str, Cell]:
     """All cells of a study by key, each after those it needs.
 
     ``words`` are changes for every cell, `key=value`, for the cells of one recipe, `RECIPE:key=value`, or a choice of
     an axis's values, `AXIS=label,label`.
     """
     axes, changes = _choose(study.axes, words)
+    if (count := math.prod(map(len, axes.values()))) > MOST_CELLS:
+        raise PskdError(f"this study has {count:,} cells, the most allowed are {MOST_CELLS:,}: give axes fewer values")
     cells: dict[str, Cell] = {}
     for combination in itertools.product(*(values.items() for values in axes.values())):
         settings: Settings = {"recipe": study.recipe} if study.recipe else {}
@@ -179,11 +202,13 @@ def expand(study: StudyFile, words: Iterable[str] = ()) -> dict[str, Cell]:
         for _, change in combination:
             settings = _changed(settings, change)
         labels = dict(zip(axes, (label for label, _ in combination), strict=True))
-        _add(cells, settings, changes, labels)
+        _add(cells, settings, changes, labels, allow_code)
     return cells
 
 
-def _add(cells: dict[str, Cell], settings: Settings, words: Sequence[str], labels: Mapping[str, str]) -> str:
+def _add(
+    cells: dict[str, Cell], settings: Settings, words: Sequence[str], labels: Mapping[str, str], allow_code: bool
+) -> str:
     """Put a cell, and before it those it needs, among ``cells``; returns its key."""
     settings, needs = dict(settings), []
     for setting, value in list(settings.items()):
@@ -191,7 +216,7 @@ def _add(cells: dict[str, Cell], settings: Settings, words: Sequence[str], label
             changes = value["cell"]
             shared = {"seed"} if "recipe" in changes else settings.keys() - {setting}
             own = {key: kept for key, kept in settings.items() if key in shared}
-            needs.append(_add(cells, _changed(own, changes), words, {}))
+            needs.append(_add(cells, _changed(own, changes), words, {}, allow_code))
             settings[setting] = CELL + needs[-1]
     recipe = settings.pop("recipe", None)
     if not isinstance(recipe, str):
@@ -200,12 +225,12 @@ def _add(cells: dict[str, Cell], settings: Settings, words: Sequence[str], label
     planned = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     asked = [word for word in words if ":" not in word.partition("=")[0]]
     asked += [word.removeprefix(f"{recipe}:") for word in words if word.startswith(f"{recipe}:")]
-    config = resolve(tree, [*planned, *asked], name=recipe)
-    learnt = {name: value for name, value in flat(config.model_dump(mode="json")).items() if name not in HOW}
-    key = hashlib.blake2b(json.dumps(learnt, sort_keys=True).encode(), digest_size=6).hexdigest()
+    config = resolve(tree, [*planned, *asked], name=recipe, allow_code=allow_code)
+    as_published = resolve(tree, planned, name=recipe, allow_code=allow_code)
+    key = key_of(config, as_published.data.root)
     if key not in cells or (labels and not cells[key].labels):
         # A cell that others needed before its own turn came keeps its place.
-        cells[key] = Cell(key, config, tuple(needs), labels, resolve(tree, planned, name=recipe))
+        cells[key] = Cell(key, config, tuple(needs), labels, as_published, allow_code)
     return key
 
 
@@ -229,9 +254,10 @@ def _choose(
         if axis not in axes:
             changes.append(word)
             continue
-        labels = [label.strip() for label in wanted.split(",")]
+        labels = {unquoted(part): part for part in ([wanted] if wanted in axes[axis] else split_list(wanted))}
         if isinstance(given[axis], list):  # further values of a setting are welcome
-            axes[axis] = {label: {axis: yaml.safe_load(label)} for label in labels}
+            further = {label: {axis: parse_value(axis, part)} for label, part in labels.items()}
+            axes[axis] = {label: axes[axis].get(label, further[label]) for label in labels}
         elif unknown := [label for label in labels if label not in axes[axis]]:
             raise PskdError(f"{axis}={unknown[0]}: this axis has no such value; it has {', '.join(axes[axis])}")
         else:

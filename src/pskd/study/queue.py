@@ -2,7 +2,7 @@
 
 A cell that may run is a waiting trial with the cell's key in its user attributes. Every worker may put a cell there:
 of two trials of one cell the lower-numbered one counts, the other is dropped when its turn comes. Whether a cell is
-done is said by its run folder, not by the queue.
+done is told by its run folder, not by the queue.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Standing(NamedTuple):
     seconds: float | None = None
 
 
-class Interrupted(Exception):
+class CellReturned(Exception):
     """The worker was asked to stop: the cell goes back into the queue."""
 
 
@@ -142,7 +142,7 @@ class Queue:
         """Take the next waiting cell, if there still is one, and train it.
 
         ``train`` has to show the record of every epoch to its second argument. What it raises becomes the cell's error;
-        ``Interrupted`` puts the cell back.
+        ``CellReturned`` puts the cell back.
         """
         mine: list[Trial] = []
 
@@ -159,7 +159,7 @@ class Queue:
             except optuna.TrialPruned:
                 trial.set_user_attr("pruned", True)
                 raise
-            except Interrupted:
+            except CellReturned:
                 trial.set_user_attr("stopped", True)
                 raise
             except Exception as error:

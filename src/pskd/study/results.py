@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pskd.config import PLACES, Config, differences, flat
+from pskd import registry
+from pskd.config import Config, differences, flat, places
 from pskd.errors import PskdError
 from pskd.metrics.catalogue import metrics_of
 from pskd.metrics.functional import confidence_and_correct
@@ -20,8 +21,8 @@ from pskd.runs.predictions import Predictions
 from pskd.study.cells import Cell, Paper, Show, Study, is_study
 
 MOST_SETTINGS = 3  # in the name of a row
-# Settings in which the runs of a row may differ.
-APART = PLACES | {"method.path", "train.seed", "train.history"}
+# Settings in which the runs of a row may differ, beside those that say where and how.
+APART = frozenset({"train.seed", "train.history"})
 
 
 class Scores(NamedTuple):
@@ -139,8 +140,9 @@ def collect(paths: Sequence[Path]) -> list[Collection]:
 
 
 def is_plain(config: Config) -> bool:
-    """Whether a run is trained on its labels alone: what the other methods are compared with."""
-    return config.method.name == "hard"
+    """Whether a run learnt from its labels as they are: the baseline of a comparison."""
+    name = config.method.name
+    return not (registry.is_code(name) and not registry.methods.is_loaded(name)) and registry.methods.find(name).plain
 
 
 def plain_row(rows: Sequence[Row]) -> Row | None:
@@ -167,17 +169,28 @@ def _of_study(study: Study) -> Collection:
         Row(
             {axis: label for axis, label in cell.labels.items() if axis != "seed"},
             runs,
-            [line for line in differences(cell.as_published, cell.config) if line.partition(":")[0] not in APART],
+            [
+                line
+                for line in differences(cell.as_published, cell.config)
+                if line.partition(":")[0] not in APART | places(cell.config)
+            ],
         )
         for cell, runs in rows.values()
     ]
     return Collection(study.name, study.file.about, made, show, study.file.paper, unfinished)
 
 
+def _changed(cell: Cell) -> list[str]:
+    """The settings in which a cell differs from what its study file says."""
+    apart = APART | places(cell.config)
+    return [line for line in differences(cell.as_published, cell.config) if line.partition(":")[0] not in apart]
+
+
 def _of_runs(title: str, runs: Sequence[Run]) -> Collection:
     """Runs that differ only in their seeds are one row, named by the settings that vary, or by its first folder."""
     settings = [flat(run.config.model_dump(mode="json")) for run in runs]
-    keys = [key for key in {key: None for tree in settings for key in tree} if key not in APART]
+    apart = APART.union(*(places(run.config) for run in runs))
+    keys = [key for key in {key: None for tree in settings for key in tree} if key not in apart]
     varying = [key for key in keys if len({str(tree[key]) for tree in settings if key in tree}) > 1]
     rows: dict[tuple[str, ...], list[Run]] = {}
     for run, tree in zip(runs, settings, strict=True):

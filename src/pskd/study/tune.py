@@ -1,11 +1,13 @@
 """The search for a setting, as the paper does it: on a validation split over seeds, then once on everything.
 
-A search is a study whose cells hold out 10% of the training data. The best values are chosen by validation metrics
-alone; a second study trains with them on all of the training data and is the only one whose test results are looked at.
+A search is a study whose cells have a validation split: the data's own, or 10% of the training data. The best values
+are chosen by validation metrics alone; a second study trains with them on all of the training data and is the only one
+whose test results are looked at.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import statistics
@@ -13,41 +15,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from pskd.config import flat, resolve
-from pskd.config.resolve import NAMED_SECTIONS, TOP_LEVEL_SHORTS
+from pskd import tasks
+from pskd.config import flat, long_key, parse_value, resolve
 from pskd.errors import PskdError
 from pskd.metrics.catalogue import METRICS
 from pskd.recipes import read_recipe
 from pskd.study import worker
 from pskd.study.cells import Show, Study, StudyFile
+from pskd.study.ranges import MOST_CELLS, Range
 from pskd.study.results import Collection, Row, collect
 
 VALIDATION = 0.1  # of the training data
 TOGETHER = "top1_error+ece"  # lowest mean rank of both, a tie goes to the lower NLL
-MOST = 10_000  # cells
-
-
-class Range(NamedTuple):
-    """What a setting may be: `0.0:1.0:0.1`, `1..20` and `a,b,c` are lists of values; `0.01~1` any number between."""
-
-    key: str
-    values: Sequence[Any]
-    low: float = math.nan
-    high: float = math.nan
-
-    @property
-    def continuous(self) -> bool:
-        return not self.values
-
-    def draw(self, generator: random.Random) -> Any:
-        """A random value; of a range that spans more than a factor of ten, even on a logarithmic scale."""
-        if not self.continuous:
-            return generator.choice(list(self.values))
-        if self.low > 0 and self.high / self.low > 10:
-            return float(f"{math.exp(generator.uniform(math.log(self.low), math.log(self.high))):.4g}")
-        return float(f"{generator.uniform(self.low, self.high):.4g}")
 
 
 class Choice(NamedTuple):
@@ -58,37 +37,14 @@ class Choice(NamedTuple):
     reason: str
 
 
-def parse(word: str) -> Range | None:
-    """The range that `key=...` gives, or None for a single value."""
-    key, _, text = word.partition("=")
-    steps, ends, between = text.split(":"), text.split(".."), text.split("~")
-    try:
-        if len(steps) == 3:
-            low, high, step = map(float, steps)
-            if step <= 0 or high < low:
-                raise PskdError(f"{word}: from {steps[0]} there are no steps of {steps[2]} to {steps[1]}")
-            count = math.floor((high - low) / step + 1e-9) + 1
-            return Range(key, [float(f"{low + place * step:.10g}") for place in range(count)])
-        if len(ends) == 2:
-            return Range(key, list(range(int(ends[0]), int(ends[1]) + 1)))
-        if len(between) == 2:
-            return Range(key, [], float(between[0]), float(between[1]))
-    except ValueError:
-        raise PskdError(f"{word}: write a range as low:high:step, first..last, low~high or value,value,...") from None
-    return Range(key, [yaml.safe_load(part) for part in text.split(",")]) if "," in text else None
-
-
 def search(recipe: str, ranges: Sequence[Range], words: Sequence[str], seeds: int, trials: int | None) -> StudyFile:
     """The study that tries every combination, or ``trials`` random ones, on a validation split."""
-    settings = _settings(words)
-    if _can_hold_out(recipe):
-        settings.setdefault("data.val_fraction", VALIDATION)
     if trials is None:
         if continuous := next((each for each in ranges if each.continuous), None):
             raise PskdError(f"{continuous.key}: any number of a range can only be drawn: add --random TRIALS")
         count = math.prod(len(each.values) for each in ranges) * seeds
-        if count > MOST:
-            raise PskdError(f"these ranges make {count} runs: widen the steps, or draw some with --random TRIALS")
+        if count > MOST_CELLS:
+            raise PskdError(f"these ranges make {count:,} runs: widen the steps, or draw some with --random TRIALS")
         axes: dict[str, Any] = {each.key: list(each.values) for each in ranges}
     else:
         generator = random.Random(0)
@@ -98,10 +54,9 @@ def search(recipe: str, ranges: Sequence[Range], words: Sequence[str], seeds: in
     x = ranges[0].key if trials is None and numeric else None
     axes["seed"] = list(range(seeds))
     show = Show(split="val", x=x, first=("ablation",))
-    names = ", ".join(each.key for each in ranges)
-    return StudyFile(
-        about=f"Search for {names} on a validation split", recipe=recipe, settings=settings, axes=axes, show=show
-    )
+    about = f"Search for {', '.join(each.key for each in ranges)} on a validation split"
+    settings = _settings(words) | _held_out(recipe, ranges, words)
+    return StudyFile(about=about, recipe=recipe, settings=settings, axes=axes, show=show)
 
 
 def choose(collection: Collection, ranges: Sequence[Range], by: str) -> Choice:
@@ -119,7 +74,7 @@ def choose(collection: Collection, ranges: Sequence[Range], by: str) -> Choice:
     else:
         best = min(range(len(rows)), key=lambda place: means[by][place])
         reason = f"best validation {METRICS[by].heading}"
-    return Choice(rows[best], _chosen(rows[best], ranges), reason)
+    return Choice(rows[best], _searched(rows[best], ranges), reason)
 
 
 def tune(
@@ -146,20 +101,29 @@ def tune(
         raise PskdError("some runs of the search have failed: nothing is chosen; mend them and run the command again")
     (found,) = collect([out / "search"])
     choice = choose(found, ranges, by)
-    said = ", ".join(f"{key}={value}" for key, value in choice.settings.items())
-    say(f"chosen: {said} ({choice.reason})")
-    settings = _settings(words) | ({"data.val_fraction": 0.0} if _can_hold_out(recipe) else {}) | choice.settings
+    best = ", ".join(f"{key}={value}" for key, value in choice.settings.items())
+    say(f"chosen: {best} ({choice.reason})")
+    everything = {"data.val_fraction": 0.0} if "data.val_fraction" in file.settings else {}
+    settings = _settings(words) | everything | choice.settings
     final = StudyFile(
-        about=f"Trained on everything with {said}", recipe=recipe, settings=settings, axes={"seed": list(range(seeds))}
+        about=f"Trained on everything with {best}", recipe=recipe, settings=settings, axes={"seed": list(range(seeds))}
     )
     if not worker.run(Study.of("final", final, out / "final"), workers, storage, say):
         raise PskdError("a run with the chosen settings has failed: mend it and run the command again")
     return choice
 
 
-def _can_hold_out(recipe: str) -> bool:
-    """Whether a part of the recipe's training data can be set aside; else its data has a validation split."""
-    return "val_fraction" in type(resolve(read_recipe(recipe)).data).model_fields
+def _held_out(recipe: str, ranges: Sequence[Range], words: Sequence[str]) -> dict[str, float]:
+    """What to set aside of the training data: nothing where the data has a validation split of its own."""
+    first = [f"{each.key}={json.dumps(each.values[0])}" for each in ranges if each.values]
+    config = resolve(read_recipe(recipe), [*words, *first])
+    fraction = getattr(config.data, "val_fraction", None)
+    if tasks.create(config).has_validation:
+        return {"data.val_fraction": fraction} if fraction else {}
+    if fraction is None or any(word.startswith("data.val_fraction=") for word in (*words, *first)):
+        hint = "add one" if fraction is None else "leave data.val_fraction=0 out, and a tenth is held out"
+        raise PskdError(f"data={config.data.name} has no validation split, so there is nothing to choose by: {hint}")
+    return {"data.val_fraction": VALIDATION}
 
 
 def _settings(words: Sequence[str]) -> dict[str, Any]:
@@ -168,20 +132,14 @@ def _settings(words: Sequence[str]) -> dict[str, Any]:
         key, sign, value = word.partition("=")
         if not sign:
             raise PskdError(f"{word!r} is not a setting: write key=value, or key=low:high:step to search")
-        settings[key] = yaml.safe_load(value)
+        settings[key] = parse_value(key, value)
     return settings
 
 
-def _chosen(row: Row, ranges: Sequence[Range]) -> dict[str, Any]:
+def _searched(row: Row, ranges: Sequence[Range]) -> dict[str, Any]:
     """The searched settings of a row, as its runs have them."""
     tree = flat(row.runs[0].config.model_dump(mode="json"))
-    return {each.key: tree[_long(each.key)] for each in ranges}
-
-
-def _long(key: str) -> str:
-    if key in TOP_LEVEL_SHORTS:
-        return f"{TOP_LEVEL_SHORTS[key]}.{key}"
-    return f"{key}.name" if key in NAMED_SECTIONS else key
+    return {each.key: tree[long_key(each.key)] for each in ranges}
 
 
 def _cost(metric: str, row: Row) -> float:

@@ -20,7 +20,7 @@ from pskd.errors import PskdError
 from pskd.metrics.catalogue import primary
 from pskd.runs.folder import InUse
 from pskd.study.cells import Cell, Study
-from pskd.study.queue import OPEN, AfterEpoch, Interrupted, Queue, Standing, State, time_left
+from pskd.study.queue import OPEN, AfterEpoch, CellReturned, Queue, Standing, State, time_left
 
 POLL = 1.0  # seconds between two looks at the queue
 MANY = 8  # workers at most by default on a machine without accelerators: each holds a model and its data
@@ -60,10 +60,10 @@ class Worker:
                     return 0.0 if name is None else float(result[name])
                 except InUse:  # a worker that was thought dead is still at it
                     time.sleep(POLL)
-            raise Interrupted
+            raise CellReturned
         except loop.Interrupted:
             self.asked = True
-            raise Interrupted from None
+            raise CellReturned from None
         finally:
             self.training = False
 
@@ -74,7 +74,7 @@ class Worker:
         def answer(_number: int, _frame: Any) -> None:
             self.asked = True
             if self.training:
-                raise Interrupted
+                raise CellReturned
 
         before = {number: signal.signal(number, answer) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -132,6 +132,7 @@ class Crew:
         threads = str(max(1, (os.cpu_count() or 1) // self.count))
         environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **_own_gpu(number), **_url(self.storage)}
         command = [sys.executable, "-m", "pskd", "study", "work", str(self.study.folder)]
+        command += ["--allow-code"] if self.study.allow_code else []
         with self.log(number).open("ab") as log:
             # In a session of its own: a Ctrl-C reaches the crew's owner alone, who then asks every worker once.
             return subprocess.Popen(
@@ -140,9 +141,13 @@ class Crew:
 
 
 def run(study: Study, count: int | None, storage: str | None, say: Callable[[str], None] = print) -> bool:
-    """Train all cells of a study with workers on this machine; returns whether every one is done, or was pruned."""
+    """Train all cells of a study with workers on this machine; returns whether every one is done, or was pruned.
+
+    Raises KeyboardInterrupt when the study is asked to stop, from here or from anywhere, before that.
+    """
     study.save()
     queue = Queue(study, storage)
+    stops = queue.stops
     queue.try_again()
     standings = queue.advance()
     todo = sum(standing.state in OPEN for standing in standings.values())
@@ -151,7 +156,7 @@ def run(study: Study, count: int | None, storage: str | None, say: Callable[[str
         with _terminable():
             crew = Crew(study, min(todo, count or default_workers()), storage)
             try:
-                _attend(queue, crew, say)
+                _attend(queue, crew, stops, say)
             finally:
                 crew.stop()
     standings = queue.standings()
@@ -174,16 +179,20 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _attend(queue: Queue, crew: Crew, say: Callable[[str], None]) -> None:
+def _attend(queue: Queue, crew: Crew, stops: int, say: Callable[[str], None]) -> None:
     """Say how far the study is, whenever that changes, until no worker is left."""
-    said = None
+    before = None
     while crew.alive():
         standings = queue.standings()
-        if (counts := Counter(standing.state for standing in standings.values())) != said:
-            said = counts
+        if (counts := Counter(standing.state for standing in standings.values())) != before:
+            before = counts
             say(progress_line(standings))
+        if queue.stops > stops:  # a worker that was just starting has not noticed
+            raise KeyboardInterrupt
         time.sleep(POLL)
     if any(standing.state in OPEN for standing in queue.standings().values()):
+        if queue.stops > stops:
+            raise KeyboardInterrupt
         raise PskdError(f"all workers have left before the end: look at {crew.log(0)}, then run the command again")
 
 
