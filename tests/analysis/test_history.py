@@ -20,6 +20,7 @@ from pskd.engine.loop import train
 from pskd.runs.group import Group
 from pskd.runs.history import Epochs, read
 from pskd.targets import Past
+from pskd.tasks.base import Shown
 
 HERE = torch.device("cpu")
 
@@ -28,7 +29,7 @@ def recorded(tmp_path: Path, *batches: tuple[object, ...], num_samples: int = 6)
     history = History(tmp_path / "history.bin", num_samples, HERE)
     history.cut(0)
     for batch in batches:
-        history.record(*batch)  # type: ignore[arg-type]
+        history.batch(Shown(*batch))  # type: ignore[arg-type]
     history.end_epoch(Group())
     found = read(history.path)
     assert found is not None
@@ -116,7 +117,7 @@ def test_it_can_be_turned_off_and_missing_epochs_are_unseen(tmp_path: Path) -> N
     assert read(tmp_path / "off" / "history.bin") is None
     history = History(tmp_path / "late.bin", 4, HERE)
     history.cut(2)  # a run that went on with recording after two epochs without
-    history.record(torch.arange(4), torch.zeros(4, 3), torch.zeros(4, dtype=torch.long), None)
+    history.batch(Shown(torch.arange(4), torch.zeros(4, 3), torch.zeros(4, dtype=torch.long), None))
     history.end_epoch(Group())
     late = read(history.path)
     assert late is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +270,7 @@ class TestMovingTogether:
 
         def seen(order: list[list[int]], seed: int, epoch: int) -> dict[int, torch.Tensor]:
             plan = [torch.tensor(part) for part in order]
-            batches = scenes.batches(plan, augment, seed=seed, epoch=epoch)
+            batches = scenes.batches(plan, partial(augment, seed=seed, epoch=epoch))
             return {
                 i: s.boxes for part, batch in zip(order, batches, strict=True) for i, s in zip(part, batch, strict=True)
             }
@@ -292,7 +293,11 @@ def test_workers_give_the_same(own: Path) -> None:
     augment = BoxAugment((24, 30), 60, flip=True)
 
     def batches(scenes: Scenes, workers: int) -> list[Any]:
-        return [scene for batch in scenes.batches(plan, augment, seed=1, epoch=2, workers=workers) for scene in batch]
+        return [
+            scene
+            for batch in scenes.batches(plan, partial(augment, seed=1, epoch=2), workers=workers)
+            for scene in batch
+        ]
 
     for one, two in zip(batches(data.train, 0), batches(data.train, 2), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))

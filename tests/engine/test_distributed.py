@@ -118,7 +118,7 @@ def test_averaged_gradients_are_those_of_the_whole_batch() -> None:
         (step,) = epoch_plan(5, 5, accumulate, seed=0, epoch=0, rank=rank, world=world)
         batches = task.batches([step], 0, torch.device("cpu"))
         for batch, real in zip(batches, step.real, strict=True):
-            (task.loss(model, batch, real, method).total * (real * world / step.total)).backward()
+            (task.loss(model, batch, real, method)[0].total * (real * world / step.total)).backward()
         return model[1].weight.grad.clone()
 
     assert group.world == 1

@@ -17,8 +17,10 @@ from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.methods.base import Loss, Method
 from pskd.metrics import functional
-from pskd.tasks.classification import Classification, Prediction, TrainingBatch, predict
-from pskd.use import evaluate
+from pskd.tasks.base import Shown
+from pskd.tasks.classification import Classification, Prediction
+from pskd.tasks.classification.task import TrainingBatch
+from pskd.use import evaluate, predict
 
 METRICS = ("top1_error", "top5_error", "nll", "ece", "aurc", "e_aurc")
 
@@ -156,8 +158,10 @@ def test_predict_goes_on_after_a_broken_image(tmp_path: Path, undisturbed: Calla
 
 
 def test_an_unavailable_device_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PskdError, match=r"train.device='cuda:7' is not available here"):
-        train(small("train.device=cuda:7"), tmp_path / "run")
+    with pytest.raises(PskdError, match=r"train.device='cuda' is not available here"):
+        train(small("train.device=cuda"), tmp_path / "run")
+    with pytest.raises(PskdError, match=r"train.device='cuda:1': a card is chosen outside, CUDA_VISIBLE_DEVICES=1"):
+        train(small("train.device=cuda:1"), tmp_path / "run")
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -167,7 +171,9 @@ def test_a_step_whose_loss_is_not_finite_can_be_skipped(
     """The batch with sample 7 is NaN in the second epoch: that step changes nothing and is counted."""
     loss = Classification.loss
 
-    def spoilt(self: Classification, model: nn.Module, batch: TrainingBatch, real: int, method: Method) -> Loss:
+    def spoilt(
+        self: Classification, model: nn.Module, batch: TrainingBatch, real: int, method: Method
+    ) -> tuple[Loss, Shown]:
         if 7 in batch.index and method.alpha_t > 0.5:  # type: ignore[attr-defined]
             batch = batch._replace(inputs=batch.inputs * float("nan"))
         return loss(self, model, batch, real, method)

@@ -56,19 +56,24 @@ def test_options_scale_a_family_down() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("resnet21", {}, r"model 'resnet21' is unknown: the nearest is 'resnet20'; pskd.models.names\(\) lists all"),
-        ("?", {}, r"model '\?' is unknown: pskd.models.names\(\) lists all"),
-        ("keras:resnet50", {}, "the prefix 'keras' is unknown, allowed are: torchvision, timm"),
+        (
+            "resnet21",
+            {},
+            r"model 'resnet21' is unknown; did you mean resnet20\? allowed are bottleneck_resnet, densenet",
+        ),
+        ("?", {}, r"model '\?' is unknown; allowed are bottleneck_resnet, "),
+        ("keras:resnet-50", {}, "the prefix 'keras' is unknown, allowed are: torchvision, timm"),
+        ("keras:resnet50", {}, "model=keras:resnet50 names code, which is imported on your own word only"),
         (
             "resnet20",
             {"wdith": 8},
-            "'resnet20' takes no option 'wdith', only: width; the family 'resnet' takes depth, width",
+            "'resnet20' takes no option 'wdith', only: width; its family takes depth, width",
         ),
         ("resnet20", {"depth": 56}, "'resnet20' takes no option 'depth', only: width"),
         (
             "resnext29_8x64d",
             {"width": 4},
-            "takes no option 'width', only: none; the family 'resnext' takes depth, cardi",
+            "takes no option 'width', only: none; its family takes depth, cardi",
         ),
         ("resnet", {"depth": 21}, r"depth=21 must be 6 n \+ 2 with n >= 1: 8, 14"),
         ("resnet", {"depth": 2}, "depth=2 must be"),

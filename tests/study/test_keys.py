@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers import small
 from processes import in_child
-from pskd.config.classification import ClassificationConfig
+from pydantic import create_model
 
 from pskd.config import Config
 from pskd.config.base import TrainConfig
@@ -34,8 +34,7 @@ class LaterTrainConfig(TrainConfig):
     new_in_a_release: int = 3
 
 
-class LaterConfig(ClassificationConfig):
-    train: LaterTrainConfig = LaterTrainConfig()
+LaterConfig = create_model("LaterConfig", __base__=type(small()), train=(LaterTrainConfig, LaterTrainConfig()))
 
 
 def test_a_new_setting_with_a_default_leaves_the_key() -> None:

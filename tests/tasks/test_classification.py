@@ -10,8 +10,10 @@ import pytest
 import torch
 from helpers import metrics_of, small
 
+from pskd.engine import build
 from pskd.engine.loop import train
 from pskd.errors import PskdError
+from pskd.runs.group import Group
 from pskd.runs.plan import epoch_plan
 from pskd.tasks.classification import Classification
 
@@ -24,6 +26,14 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("teacher") / "run"
     train(small("method=hard", "epochs=1"), out)
     return out
+
+
+def made(*words: str) -> Classification:
+    """A task that is ready for its method, as the engine makes both."""
+    config = small(*words)
+    task = Classification(config)  # type: ignore[arg-type]
+    task.provide(build.method(config, task, task.model(), 10, Path(), Group()))
+    return task
 
 
 def settings(method: str, mix: str, teacher: Path) -> tuple[str, ...]:
@@ -42,8 +52,8 @@ def test_every_combination_trains(method: str, mix: str, teacher: Path, tmp_path
 @pytest.mark.parametrize("method", ["ps_kd", "cs_kd"])
 @pytest.mark.parametrize("mix", ["cutout", "cutmix", "mixup"])
 def test_half_is_distilled_and_half_is_mixed(method: str, mix: str) -> None:
-    task = Classification(small(f"method={method}", f"augment.mix={mix}", "augment.hole=3", "batch_size=200"))
-    plain = Classification(small(f"method={method}", "batch_size=200"))
+    task = made(f"method={method}", f"augment.mix={mix}", "augment.hole=3", "batch_size=200")
+    plain = made(f"method={method}", "batch_size=200")
     plan = epoch_plan(200, 200, 1, seed=0, epoch=1)
     (batch,) = task.batches(plan, 1, torch.device("cpu"))
     (before,) = plain.batches(plan, 1, torch.device("cpu"))
@@ -53,27 +63,27 @@ def test_half_is_distilled_and_half_is_mixed(method: str, mix: str) -> None:
     changed = (batch.inputs != before.inputs).flatten(1).any(1)
     assert changed[~batch.distilled].float().mean() > 0.8
     if mix != "cutout":
-        _, _, lam = batch.labels
+        _, _, lam = batch.targets
         assert bool((lam[batch.distilled] == 1).all())
 
 
 @pytest.mark.parametrize("method", ["hard", "label_smoothing", "tf_kd"])
 def test_the_others_mix_whole_batches(method: str, teacher: Path) -> None:
     words = [word for word in settings(method, "cutmix", teacher) if "per_class" not in word]
-    task = Classification(small(*words, "batch_size=8"))
+    task = made(*words, "batch_size=8")
     plan = epoch_plan(200, 8, 1, seed=0, epoch=0)
-    mixed = [bool((batch.labels[2] < 1).any()) for batch in task.batches(plan, 0, torch.device("cpu"))]
+    mixed = [bool((batch.targets[2] < 1).any()) for batch in task.batches(plan, 0, torch.device("cpu"))]
     assert 5 <= sum(mixed) <= 20  # of 25, each with probability 0.5
     assert all(batch.distilled is None for batch in task.batches(plan, 0, torch.device("cpu")))
 
 
 def test_cs_kd_partners_are_of_the_same_class() -> None:
-    task = Classification(small("method=cs_kd", "augment.crop=none"))
+    task = made("method=cs_kd", "augment.crop=none")
     plan = epoch_plan(200, 64, 1, seed=0, epoch=3)
     images = task.data.view.normalize(task.data.train.images)
     for batch in task.batches(plan, 3, torch.device("cpu")):
         found = (batch.partner[:, None] == images[None]).flatten(2).all(2).float().argmax(1)
-        assert torch.equal(task.data.train.labels[found], batch.labels)
+        assert torch.equal(task.data.train.labels[found], batch.targets)
         assert not bool((found == batch.index).any())
 
 
@@ -84,7 +94,7 @@ def test_teachers_that_cannot_teach(teacher: Path, tmp_path: Path) -> None:
         (("method=tf_kd", f"method.teacher={teacher}", "data.num_classes=5"), r"10 classes, here 5"),
     ):
         with pytest.raises(PskdError, match=message):
-            Classification(small(*words))
+            made(*words)
 
 
 def test_wrong_settings_are_named_before_training(tmp_path: Path) -> None:

@@ -25,9 +25,8 @@ from pskd.errors import PskdError
 from pskd.metrics.detection import Detections, Objects, voc_average_precision
 from pskd.recipes import read_recipe
 from pskd.report.tables import result_lines
-from pskd.tasks import predict
 from pskd.tasks.detection import Detection
-from pskd.use import evaluate
+from pskd.use import evaluate, predict
 
 TINY = (
     "data.train_images=12",
@@ -97,7 +96,7 @@ def test_is_used_without_its_trunks_run(finished: Path, trunk: Path, tmp_path: P
             Image.fromarray(image).resize((size, size)).save(tmp_path / f"{size}.png")
         (tmp_path / "broken.png").write_bytes(b"")
         inputs = [str(tmp_path / name) for name in ("96.png", "broken.png", "192.png")]
-        plain, broken, double = predict(finished, inputs, min_score=0.0, draw=tmp_path / "drawn", top=5)
+        plain, broken, double = predict(finished, inputs, min_score=0.0, draw=tmp_path / "drawn")
     finally:
         moved.rename(trunk)
     assert isinstance(broken, PskdError)

@@ -20,7 +20,6 @@ from num2words import num2words
 from processes import in_child
 from safetensors.torch import load_file
 
-from pskd import tasks
 from pskd.config import Config, resolve
 from pskd.engine.loop import train
 from pskd.errors import PskdError
@@ -31,7 +30,7 @@ from pskd.runs import checkpoint
 from pskd.runs.checkpoint import Checkpoints
 from pskd.runs.group import Group
 from pskd.tasks.translation import Translation
-from pskd.use import evaluate
+from pskd.use import evaluate, predict
 
 TINY = ("model.layers=1", "model.width=16", "model.heads=2", "model.inner=16", "data.vocabulary=80")
 QUICK = ("epochs=3", "batch_size=256", "eval.every=3", "eval.beam=2")
@@ -122,7 +121,7 @@ def test_predict_reads_what_is_piped_in(finished: Path, folder: Path) -> None:
     kept = os.dup(0)
     os.dup2(read, 0)
     try:
-        answers = list(tasks.predict(finished, []))
+        answers = list(predict(finished, []))
     finally:
         os.dup2(kept, 0)
     assert len(answers) == 8
@@ -173,7 +172,7 @@ def test_processes_and_parts_give_the_gradient_of_the_whole_batch(folder: Path) 
             group.rank, group.world = rank, world
             step = task.plan(0, group)[1]
             for batch, real in zip(task.batches([step], 0, torch.device("cpu")), step.real, strict=True):
-                (task.loss(model, batch, real, Hard()).total * (real / step.total)).backward()
+                (task.loss(model, batch, real, Hard())[0].total * (real / step.total)).backward()
         if world < 3:
             gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
         else:
@@ -187,9 +186,9 @@ def test_more_padding_changes_no_loss(folder: Path) -> None:
     short, long = task.train.target.lengths.argsort()[[0, -1]]
     alone = [task.train.batch(which[None], torch.device("cpu")) for which in (short, long)]
     both = task.train.batch(torch.stack((short, long)), torch.device("cpu"))
-    counts = [int((batch.labels >= 0).sum()) for batch in alone]
-    losses = [task.loss(model, batch, 1, Hard()).total.item() for batch in alone]
-    together = task.loss(model, both, 2, Hard()).total.item()
+    counts = [int((batch.targets >= 0).sum()) for batch in alone]
+    losses = [task.loss(model, batch, 1, Hard())[0].total.item() for batch in alone]
+    together = task.loss(model, both, 2, Hard())[0].total.item()
     assert counts[0] < counts[1]
     assert together == pytest.approx(np.average(losses, weights=counts), rel=1e-5)
 

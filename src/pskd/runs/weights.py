@@ -50,6 +50,8 @@ def path_of(run: Path, *, best: bool = False) -> Path:
     path = run / ("best.safetensors" if best else "model.safetensors")
     if path.is_file():
         return path
+    if not (run / "config.yaml").is_file() and not (run / "model.safetensors").is_file():
+        raise PskdError(f"{run} is not a run folder: it has no config.yaml, and no weights")
     if best and (run / "model.safetensors").is_file():
         raise PskdError(f"{run} has no best.safetensors: without a validation split no epoch is chosen as the best")
     if (run / "result.json").is_file():

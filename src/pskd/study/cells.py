@@ -12,7 +12,7 @@ import json
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -116,7 +116,7 @@ class Study:
     words: tuple[str, ...]
     folder: Path
     identity: str  # its name in a storage that several studies share
-    allow_code: bool = False
+    allow_code: bool = field(default=False, compare=False)
 
     @property
     def runs(self) -> Path:

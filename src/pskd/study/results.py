@@ -169,11 +169,7 @@ def _of_study(study: Study) -> Collection:
         Row(
             {axis: label for axis, label in cell.labels.items() if axis != "seed"},
             runs,
-            [
-                line
-                for line in differences(cell.as_published, cell.config)
-                if line.partition(":")[0] not in APART | places(cell.config)
-            ],
+            _changed(cell),
         )
         for cell, runs in rows.values()
     ]

@@ -90,7 +90,8 @@ class Predictor(ABC):
             where = ".".join(str(part) for part in error.errors()[0]["loc"])
             raise PskdError(f"{path} does not say what model it holds ({where}: {error.errors()[0]['msg']})") from None
         weights.load(model, path)
-        wanted = device or RunFolder(run).config().train.device
+        folder = RunFolder(run)
+        wanted = device or (folder.config().train.device if folder.config_file.is_file() else "auto")
         predictor: Predictor = kind(run, about, model, usable_device(wanted))
         return predictor
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 from torch import nn
 
 from pskd.config import Config
@@ -25,11 +26,18 @@ from pskd.tasks.translation.scores import Encoded, translate_split
 BATCH = 64  # sentences that are translated at a time
 
 
+class Search(BaseModel):
+    """How a translation is searched for."""
+
+    beam: int
+    length_penalty: float
+
+
 class AboutTranslator(About):
     """The model's name and options, its tokenizer as JSON, and the settings of its search."""
 
     tokenizer: str
-    search: dict[str, float]
+    search: Search
 
 
 class TranslatedText(Answer):
@@ -74,7 +82,9 @@ class TranslationPredictor(Predictor):
                 source, mask, _index = self.tokenizer.encode(wanted, POSITIONS).batch(torch.arange(len(wanted)))
                 found = iter(
                     self.tokenizer.decode(
-                        self.model.translate(source.to(self.device), mask.to(self.device), **self.about.search).cpu()
+                        self.model.translate(
+                            source.to(self.device), mask.to(self.device), **self.about.search.model_dump()
+                        ).cpu()
                     )
                 )
             for text in group:
