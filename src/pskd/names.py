@@ -78,6 +78,13 @@ class Registry:
             " or your own as package.module:attribute"
         )
 
+    def get(self, name: str) -> Any | None:
+        """The thing of this name, or None; nothing of the user's own is imported."""
+        try:
+            return self.find(name)
+        except PskdError:
+            return None
+
     def is_loaded(self, name: str) -> bool:
         return name in self._things
 

@@ -90,7 +90,7 @@ def test_cs_kd_partners_are_of_the_same_class() -> None:
 def test_teachers_that_cannot_teach(teacher: Path, tmp_path: Path) -> None:
     for words, message in (
         (("method=tf_kd",), "method.teacher is missing"),
-        (("method=tf_kd", f"method.teacher={tmp_path}"), "not a finished run"),
+        (("method=tf_kd", f"method.teacher={tmp_path}"), "is not a run folder"),
         (("method=tf_kd", f"method.teacher={teacher}", "data.num_classes=5"), r"10 classes, here 5"),
     ):
         with pytest.raises(PskdError, match=message):

@@ -155,7 +155,7 @@ def test_the_first_run_reaches_what_it_promises(tmp_path: Path) -> None:
         (("model.backbone=torchvision:resnet18", "model.weights=NONE_OF_THEM"), "refuses its options"),
         (
             ("method=ps_kd",),
-            "method='ps_kd': a detector takes hard only; other methods reach it through its trunk, model.backbone=RUN",
+            "method=ps_kd: a detector takes hard only; other methods reach it through its trunk, model.backbone=RUN",
         ),
         (("model.heads=c4",), "did you mean model.head?"),
         (("data=voc",), "needs data.root"),

@@ -141,8 +141,8 @@ def collect(paths: Sequence[Path]) -> list[Collection]:
 
 def is_plain(config: Config) -> bool:
     """Whether a run learnt from its labels as they are: the baseline of a comparison."""
-    name = config.method.name
-    return not (registry.is_code(name) and not registry.methods.is_loaded(name)) and registry.methods.find(name).plain
+    method = registry.methods.get(config.method.name)
+    return method is not None and bool(method.plain)
 
 
 def plain_row(rows: Sequence[Row]) -> Row | None:
