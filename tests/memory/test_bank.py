@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import os
 import pickle
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from torch import Tensor
 from pskd import PredictionBank
 from pskd.errors import PskdError
 from pskd.memory.bank import top_classes
+from pskd.memory.storage import Storage
 
 N, K = 20, 10
 FLOATS = [
@@ -577,13 +580,20 @@ def test_a_bank_in_ram_is_copied(how: Any) -> None:
     assert known_of(other, torch.arange(4)) == [True, True, True, False]
 
 
-def test_the_interpreter_ends_in_silence(tmp_path: Path) -> None:
-    code = "import sys, pskd; bank = pskd.PredictionBank(4, 3, path=sys.argv[1]); sys.keep = bank; bank.me = bank"
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "bank"], capture_output=True, text=True, check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.stderr == ""
+def test_a_storage_that_was_never_finished_ends_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    Storage.__new__(Storage)
+    assert not said
+
+
+def test_a_storage_closes_its_file_once(tmp_path: Path) -> None:
+    """And no other that got the same number since."""
+    bank = PredictionBank(N, K, path=tmp_path / "bank")
+    before = len(os.listdir("/proc/self/fd"))
+    del bank
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before - 1 - 1  # mmap has one of its own
 
 
 def test_a_link_or_a_pipe_is_refused(tmp_path: Path) -> None:
@@ -598,3 +608,20 @@ def test_a_link_or_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(PskdError, match=r"path: .*pipe is no ordinary file"):
         PredictionBank(N, K, path=tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("convert", [list, np.array, torch.IntTensor])
+def test_an_index_may_be_a_list_or_an_array(convert: Any) -> None:
+    bank, index = PredictionBank(N, K, dtype=torch.float64), [3, 0, 7]
+    bank.record(convert(index), logits_of(3, K))
+    assert torch.equal(bank.recall(convert(index)).values, bank.recall(torch.tensor(index)).values)
+    bank.check(convert(index), logits_of(3, K))
+    torch.testing.assert_close(bank.recall(torch.tensor([7])).values, logits_of(3, K)[2:].softmax(1))
+
+
+@pytest.mark.parametrize("index", [[0.5, 1.0], np.array([True, False]), ["a", "b"], [[1], [2, 3]], object()])
+def test_an_index_of_anything_else_is_refused(index: Any) -> None:
+    bank = PredictionBank(N, K)
+    for use in (lambda: bank.recall(index), lambda: bank.record(index, logits_of(2, K))):
+        with pytest.raises(PskdError, match="index must be"):
+            use()

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pskd import PSKD, Indexed, Loss, PredictionBank, Snapshot
+from pskd import PSKD, Indexed, LinearHead, Loss, PredictionBank, Snapshot
 from pskd.checks import ValueChecks
 from pskd.errors import PskdError
 from pskd.memory.base import Memory
@@ -460,3 +460,14 @@ def test_a_refused_state_changes_nothing_not_even_the_epoch() -> None:
     assert bank.recall(torch.arange(N)).known.all()  # type: ignore[union-attr]
     for method in (with_bank, with_snapshot):
         method.start_epoch(2)
+
+
+def test_an_index_may_be_a_list() -> None:
+    """Also for the parts of a head."""
+    hidden, weight = torch.randn(4, 3, requires_grad=True), torch.randn(K, 3)
+    losses = []
+    for convert in (torch.tensor, list):
+        distill = started()
+        losses.append(distill(hidden @ weight.T, CLASSES, index=convert([0, 1, 2, 3])))
+        losses.append(started()(LinearHead(hidden, weight), CLASSES, index=convert([0, 1, 2, 3])))
+    torch.testing.assert_close(torch.stack(losses), losses[0].expand(4))

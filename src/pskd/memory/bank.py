@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pskd.checks import ValueChecks, outside
 from pskd.errors import PskdError
-from pskd.memory.base import Memory
+from pskd.memory.base import Memory, MemoryStep
 from pskd.memory.storage import Storage
 from pskd.settings import Count, Range, check_arguments
 from pskd.targets import Past
@@ -123,12 +123,14 @@ class PredictionBank(Memory):
                 " take pskd.Snapshot"
             )
 
+    def step(self, key: Any, *, recalls: bool) -> MemoryStep:
+        return super().step(_as_index(key), recalls=recalls)
+
     def check(self, key: Tensor, logits: Tensor) -> None:
+        key = _as_index(key)
         positions = (logits.shape[0], *logits.shape[2:])
         if logits.shape[1] != self.num_classes:
             raise PskdError(f"logits have {logits.shape[1]} classes, but the bank was made for {self.num_classes}")
-        if key.is_floating_point() or key.dtype == torch.bool:
-            raise PskdError(f"index must be integers, got {key.dtype}")
         if tuple(key.shape) != positions:
             hint = "" if logits.ndim == 2 else "; for dense predictions of images use memory=pskd.Snapshot(model)"
             raise PskdError(f"index has shape {tuple(key.shape)}, but the logits want one per label, {positions}{hint}")
@@ -136,6 +138,7 @@ class PredictionBank(Memory):
     def recall(self, key: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past:
         """The rows of the samples ``key`` (B, ...) as float32 or wider, dense ones renormalised."""
         self._settle()
+        key = _as_index(key)
         index = self._rows(key, take)
         known = self._known(self._storage.read("labels", index).view(key.shape), labels, take)
         if (recent := self._recent(index)) is not None:
@@ -152,6 +155,7 @@ class PredictionBank(Memory):
     def record(self, key: Tensor, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
         """Write the softmax of logits (B, K, ...). Of an index that stands twice in the batch, the last one is kept."""
         self._settle()
+        key = _as_index(key)
         index = self._rows(key, take)
         likely = logits.detach().to(accumulation_dtype(logits.dtype))
         if likely.ndim > 2:
@@ -337,6 +341,17 @@ def top_classes(likely: Tensor, k: int) -> Tensor:
     packed = likely.float().view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(torch.arange(classes))
     packed.numpy().partition(classes - k, axis=1)
     return packed[:, -k:].bitwise_and(2**32 - 1)
+
+
+def _as_index(key: Any) -> Tensor:
+    """Sample indices as a tensor of integers; lists and numpy arrays are converted."""
+    try:
+        index = torch.as_tensor(key)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise PskdError(f"index must be a tensor of integers, got {type(key).__name__}: {error}") from error
+    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+        raise PskdError(f"index must be integers, got {index.dtype}")
+    return index
 
 
 def _classes_second(rows: Tensor, positions: torch.Size) -> Tensor:
