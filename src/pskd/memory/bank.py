@@ -346,7 +346,7 @@ def top_classes(likely: Tensor, k: int) -> Tensor:
 def _as_index(key: Any) -> Tensor:
     """Sample indices as a tensor of integers; lists and numpy arrays are converted."""
     try:
-        index = torch.as_tensor(key)
+        index: Tensor = key if isinstance(key, Tensor) else torch.as_tensor(key)
     except (TypeError, ValueError, RuntimeError) as error:
         raise PskdError(f"index must be a tensor of integers, got {type(key).__name__}: {error}") from error
     if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
