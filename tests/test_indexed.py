@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +39,41 @@ def test_an_index_from_the_end_is_the_same_sample() -> None:
     data = Indexed(["a", "b", "c"])
     assert data[-1] == ("c", 2)
     assert data[-3] == data[0] == ("a", 0)
+    for outside in (-4, -6, 3):
+        with pytest.raises(IndexError):
+            data[outside]
+
+
+class Painted(TensorDataset):
+    """With what torchvision's data sets have, and with fetching by the batch."""
+
+    classes = ("cat", "dog", "bee")
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        super().__init__(*tensors)
+        self.transform = str
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+def test_attributes_of_the_data_set_can_be_read() -> None:
+    data = Indexed(Painted(IMAGES, LABELS))
+    assert data.classes == ("cat", "dog", "bee")
+    assert data.transform is str
+    assert not hasattr(data, "no_such_name")
+    assert not hasattr(data, "__getitems__")
+    assert len(next(iter(DataLoader(data, batch_size=4)))) == 3
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = data.no_such_name
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))])
+def test_it_can_be_copied_and_pickled(how: Any) -> None:
+    data = how(Indexed(Painted(IMAGES, LABELS)))
+    assert data.classes == ("cat", "dog", "bee")
+    assert data[2][2] == 2
+    assert data.fingerprint == Indexed(Painted(IMAGES, LABELS)).fingerprint
 
 
 def test_iterating_ends() -> None:

@@ -18,7 +18,8 @@ from pskd.errors import PskdError
 class Indexed(Dataset[Any]):
     """``dataset`` with the index of each sample behind it: ``(x, y)`` becomes ``(x, y, index)``.
 
-    A sample that is a mapping gets the key "index"; any other single object becomes a pair.
+    A sample that is a mapping gets the key "index"; any other single object becomes a pair. Attributes of the data set
+    (``classes``, ``transform``) can be read through it.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -30,11 +31,21 @@ class Indexed(Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        index = index + len(self) if index < 0 else index
+        if index < 0:
+            index += len(self)
+            if index < 0:
+                raise IndexError(f"index {index - len(self)} is out of range for a data set of {len(self)}")
         sample = self.dataset[index]
         if isinstance(sample, Mapping):
             return {**sample, "index": index}
         return (*sample, index) if isinstance(sample, tuple | list) else (sample, index)
+
+    def __getattr__(self, name: str) -> Any:
+        # Not the private and special ones: `__getitems__` would fetch samples without their index, and copying and
+        # unpickling ask for some before there is a data set.
+        if name.startswith("_") or "dataset" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.dataset, name)
 
     @cached_property
     def fingerprint(self) -> str:

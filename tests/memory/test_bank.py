@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import io
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -11,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,6 +22,7 @@ from torch import Tensor
 from pskd import PredictionBank
 from pskd.errors import PskdError
 from pskd.memory.bank import top_classes
+from pskd.memory.storage import Storage
 
 N, K = 20, 10
 FLOATS = [
@@ -124,13 +129,13 @@ def test_the_smallest_type_that_holds_a_class(num_classes: int) -> None:
         bank.recall(torch.arange(4), labels=(labels + 1) % num_classes)
     class_bytes = 1 if num_classes <= 256 else 2 if num_classes <= 65536 else 4
     label_bytes = 2 if num_classes < 32768 else 4
-    assert bank.nbytes == (4 + 1) * (2 * (2 + class_bytes) + label_bytes)
+    assert bank.nbytes == (4 + 1) * (2 * (2 + class_bytes) + label_bytes + 2)
 
 
 def test_bytes_of_a_dense_bank() -> None:
-    assert PredictionBank(50_000, 100).nbytes == 50_001 * (100 * 2 + 2)
-    assert PredictionBank(N, K, dtype=torch.float64).nbytes == (N + 1) * (K * 8 + 2)
-    assert PredictionBank(N, K, dtype=torch.float8_e4m3fn).nbytes == (N + 1) * (K * 1 + 2)
+    assert PredictionBank(50_000, 100).nbytes == 50_001 * (100 * 2 + 2 + 2)
+    assert PredictionBank(N, K, dtype=torch.float64).nbytes == (N + 1) * (K * 8 + 2 + 2)
+    assert PredictionBank(N, K, dtype=torch.float8_e4m3fn).nbytes == (N + 1) * (K * 1 + 2 + 2)
 
 
 def test_k_of_all_classes_is_stored_as_dense() -> None:
@@ -445,7 +450,7 @@ def test_shards_are_loaded_by_any_number_of_hosts(before: int, after: int, form:
 
 def test_a_host_holds_its_own_samples_only() -> None:
     bank = PredictionBank(N, K, host=1, hosts=3)
-    assert bank.nbytes == (len(range(1, N, 3)) + 1) * (K * 2 + 2)
+    assert bank.nbytes == (len(range(1, N, 3)) + 1) * (K * 2 + 2 + 2)
     with pytest.raises(PskdError, match=r"index: 2 belong to another host; here are those with index % 3 == 1"):
         bank.recall(torch.tensor([1, 2, 4, 6]))
     with pytest.raises(PskdError, match=r"index: 1 lie outside 0\.\.19"):
@@ -469,3 +474,155 @@ def test_rows_of_another_shape_are_refused(damage: str) -> None:
         del rows["classes"]
     with pytest.raises(PskdError, match=r"rows: the stored bank has .* it is damaged"):
         PredictionBank(N, K, form="topk", k=3).load_state_dict({**state, "rows": rows})
+
+
+def known_of(bank: PredictionBank, index: Tensor, **given: Any) -> list[bool]:
+    known = bank.recall(index, **given).known
+    return [True] * len(index) if known is None else known.tolist()
+
+
+@pytest.mark.parametrize("form", ["dense", "topk"])
+@pytest.mark.parametrize("max_age", [0, 1, 3, None])
+def test_a_row_that_is_too_old_counts_as_missing(form: Any, max_age: int | None) -> None:
+    """Sample i was last seen in epoch i, some of them left out on purpose: then they keep the row of epoch 0."""
+    bank = PredictionBank(N, K, form, 3, max_age=max_age)
+    everyone, labels = torch.arange(8), torch.arange(8) % K
+    for epoch in range(8):
+        bank.start_epoch(epoch)
+        seen = everyone[epoch:]
+        take = None if epoch == 0 else seen % 2 == 0
+        bank.record(seen, logits_of(8, K, seed=epoch)[seen], labels=labels[seen], take=take)
+    bank.start_epoch(8)
+    expected = [max_age is None or 8 - last <= max_age for last in range(8)]
+    assert known_of(bank, everyone) == known_of(bank, everyone, labels=labels) == expected
+    assert known_of(bank, everyone.view(2, 4)) == [expected[:4], expected[4:]]
+    assert known_of(bank, torch.tensor([N - 1])) == [False]
+    likely = [logits_of(8, K, seed=last if last % 2 == 0 else 0)[last].softmax(0) for last in range(8)]
+    if form == "dense":
+        torch.testing.assert_close(dense(bank, everyone).double(), torch.stack(likely), atol=1e-3, rtol=2e-3)
+
+
+def test_without_epochs_all_rows_are_served() -> None:
+    bank = PredictionBank(N, K)
+    for trial in range(4):
+        assert known_of(bank, torch.arange(3)) == [trial > 0] * 3
+        bank.record(torch.arange(3), logits_of(3, K))
+
+
+def test_epochs_beyond_the_column_are_served() -> None:
+    bank = PredictionBank(N, K)
+    bank.start_epoch(100_000)
+    bank.record(torch.arange(3), logits_of(3, K))
+    bank.start_epoch(100_001)
+    assert known_of(bank, torch.arange(3)) == [True] * 3
+
+
+def test_rows_of_a_state_without_epochs_are_fresh() -> None:
+    bank = PredictionBank(N, K)
+    bank.record(torch.arange(3), logits_of(3, K))
+    state = bank.state_dict()
+    state["rows"] = {name: part for name, part in state["rows"].items() if name != "epochs"}
+    for host, hosts in ((0, 1), (0, 2)):
+        other = PredictionBank(N, K, host=host, hosts=hosts)
+        other.load_state_dict(state)
+        other.start_epoch(7)
+        assert known_of(other, torch.tensor([0, 2, 4])) == [True, True, False]
+        other.record(torch.tensor([0]), logits_of(1, K))
+        other.start_epoch(9)
+        assert known_of(other, torch.tensor([0, 2, 4])) == [False, True, False]
+
+
+def test_ages_go_through_a_state() -> None:
+    bank = PredictionBank(N, K)
+    for epoch in range(3):
+        bank.start_epoch(epoch)
+        bank.record(torch.arange(epoch, 3), logits_of(3 - epoch, K))
+    other = PredictionBank(N, K)
+    other.load_state_dict(bank.state_dict())
+    other.start_epoch(3)
+    assert known_of(other, torch.arange(3)) == [False, False, True]
+
+
+def test_a_refused_state_changes_nothing() -> None:
+    bank = filled(1)[0]
+    before = {name: part.clone() for name, part in bank.state_dict()["rows"].items()}
+    bank.record(torch.tensor([1]), logits_of(1, K))
+    state = bank.state_dict()
+    after = {name: part.clone() for name, part in state["rows"].items()}
+    fresh = PredictionBank(N, K, form="topk", k=3)
+    for wrong in ({**state, "rows": {**before, "labels": before["labels"][1:]}}, {**state, "k": 4}, {"weights": {}}):
+        with pytest.raises(PskdError):
+            bank.load_state_dict(wrong)
+        with pytest.raises(PskdError):
+            fresh.load_state_dict(wrong)
+    assert all(torch.equal(after[name], part) for name, part in bank.state_dict()["rows"].items())
+    assert not fresh._used
+
+
+def test_a_mapped_bank_is_neither_copied_nor_pickled(tmp_path: Path) -> None:
+    bank = PredictionBank(N, K, path=tmp_path / "bank")
+    bank.record(torch.arange(3), logits_of(3, K))
+    for how in (copy.deepcopy, copy.copy, pickle.dumps):
+        with pytest.raises(PskdError, match="a bank in a mapped file cannot be copied or pickled"):
+            how(bank._storage)
+    for how in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(PskdError, match="a bank in a mapped file cannot be copied or pickled"):
+            how(bank)
+    assert known_of(bank, torch.arange(4)) == [True, True, True, False]
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda bank: pickle.loads(pickle.dumps(bank))])
+def test_a_bank_in_ram_is_copied(how: Any) -> None:
+    bank = PredictionBank(N, K)
+    bank.record(torch.arange(3), logits_of(3, K))
+    other = how(bank)
+    bank.clear()
+    assert known_of(other, torch.arange(4)) == [True, True, True, False]
+
+
+def test_a_storage_that_was_never_finished_ends_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    Storage.__new__(Storage)
+    assert not said
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files the Linux way")
+def test_a_storage_closes_its_file_once(tmp_path: Path) -> None:
+    """And no other that got the same number since."""
+    bank = PredictionBank(N, K, path=tmp_path / "bank")
+    before = len(os.listdir("/proc/self/fd"))
+    del bank
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before - 1 - 1  # mmap has one of its own
+
+
+def test_a_link_or_a_pipe_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"")
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "new")
+    for name in ("link", "nowhere"):
+        with pytest.raises(PskdError, match=rf"path: .*{name} is a symbolic link; name the file itself"):
+            PredictionBank(N, K, path=tmp_path / name)
+    assert (tmp_path / "precious").read_bytes() == b""
+    assert not (tmp_path / "new").exists()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PskdError, match=r"path: .*pipe is no ordinary file"):
+        PredictionBank(N, K, path=tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("convert", [list, np.array, torch.IntTensor])
+def test_an_index_may_be_a_list_or_an_array(convert: Any) -> None:
+    bank, index = PredictionBank(N, K, dtype=torch.float64), [3, 0, 7]
+    bank.record(convert(index), logits_of(3, K))
+    assert torch.equal(bank.recall(convert(index)).values, bank.recall(torch.tensor(index)).values)
+    bank.check(convert(index), logits_of(3, K))
+    torch.testing.assert_close(bank.recall(torch.tensor([7])).values, logits_of(3, K)[2:].softmax(1))
+
+
+@pytest.mark.parametrize("index", [[0.5, 1.0], np.array([True, False]), ["a", "b"], [[1], [2, 3]], object()])
+def test_an_index_of_anything_else_is_refused(index: Any) -> None:
+    bank = PredictionBank(N, K)
+    for use in (lambda: bank.recall(index), lambda: bank.record(index, logits_of(2, K))):
+        with pytest.raises(PskdError, match="index must be"):
+            use()

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pskd import PSKD, Indexed, Loss, PredictionBank, Snapshot
+from pskd import PSKD, Indexed, LinearHead, Loss, PredictionBank, Snapshot
 from pskd.checks import ValueChecks
 from pskd.errors import PskdError
 from pskd.memory.base import Memory
@@ -215,7 +215,9 @@ def test_a_resumed_training_is_bit_equal(kind: str, stop: tuple[int, int]) -> No
 
 
 def test_a_state_from_the_end_of_an_epoch_goes_on_with_the_next() -> None:
-    state = started().state_dict()
+    before = started()
+    before(logits_of(N, K, seed=8), torch.arange(N) % K, index=torch.arange(N))
+    state = before.state_dict()
     other = PSKD(epochs=4, memory=PredictionBank(N, K, dtype=torch.float64))
     other.load_state_dict(state)
     assert other.state_dict()["epoch"] == 1  # saved again before anything was done
@@ -423,3 +425,49 @@ def test_checks_on_the_host_are_made_at_once_and_count() -> None:
     with pytest.raises(PskdError, match="2 are wrong"):
         checks.require_none(torch.tensor([True, False, True]), lambda wrong: f"{wrong} are wrong")
     checks.settle()  # reported once, not again
+
+
+def test_a_sample_that_skipped_an_epoch_has_its_label_as_target() -> None:
+    """Rows are served for one epoch; samples that are left out on purpose (here the mixed half) keep theirs."""
+    distill = PSKD(epochs=3, alpha=1.0, schedule="constant", memory=PredictionBank(N, K, dtype=torch.float64))
+    labels, first = torch.arange(3), logits_of(3, K)
+    distill.start_epoch(0)
+    distill(first, labels, index=torch.arange(3))
+    distill.start_epoch(1)
+    left_out = torch.tensor([True, False])
+    distill(logits_of(2, K, seed=1), labels[1:], index=torch.arange(1, 3), distilled=left_out)
+    distill.start_epoch(2)
+    logits = logits_of(3, K, seed=2)
+    loss = distill(logits, labels, index=torch.arange(3))
+    log_p = logits.double().log_softmax(1)
+    pasts = torch.stack([F.one_hot(labels[0], K).double(), logits_of(2, K, seed=1)[0].softmax(0), first[2].softmax(0)])
+    torch.testing.assert_close(loss, -(pasts * log_p).sum(1).mean().float())
+
+
+def test_a_refused_state_changes_nothing_not_even_the_epoch() -> None:
+    bank, model = PredictionBank(N, K, dtype=torch.float64), nn.Linear(3, K)
+    with_bank, with_snapshot = started(bank, epochs=3), started(Snapshot(model), epochs=3)
+    states = [with_bank.state_dict(), with_snapshot.state_dict(), {}, started(Snapshot(nn.Linear(2, K))).state_dict()]
+    for method, wrong in ((with_bank, states[1:]), (with_snapshot, [states[0], *states[2:]])):
+        for state in wrong:
+            if "epoch" in state:
+                state = {**state, "epoch": 0}
+            with pytest.raises(PskdError, match=r"^state: ") as caught:
+                method.load_state_dict(state)
+            assert "\n" not in str(caught.value)
+            assert method.state_dict()["epoch"] == 1
+            assert method.alpha_t > 0
+    assert bank.recall(torch.arange(N)).known.all()  # type: ignore[union-attr]
+    for method in (with_bank, with_snapshot):
+        method.start_epoch(2)
+
+
+def test_an_index_may_be_a_list() -> None:
+    """Also for the parts of a head."""
+    hidden, weight = torch.randn(4, 3, requires_grad=True), torch.randn(K, 3)
+    losses = []
+    for convert in (torch.tensor, list):
+        distill = started()
+        losses.append(distill(hidden @ weight.T, CLASSES, index=convert([0, 1, 2, 3])))
+        losses.append(started()(LinearHead(hidden, weight), CLASSES, index=convert([0, 1, 2, 3])))
+    torch.testing.assert_close(torch.stack(losses), losses[0].expand(4))

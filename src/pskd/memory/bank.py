@@ -6,21 +6,24 @@ optimizer step), as the paper's "save the past predictions" does it.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from pskd.checks import ValueChecks, outside
 from pskd.errors import PskdError
-from pskd.memory.base import Memory
+from pskd.memory.base import Memory, MemoryStep
 from pskd.memory.storage import Storage
-from pskd.settings import Count, check_arguments
+from pskd.settings import Count, Range, check_arguments
 from pskd.targets import Past
 from pskd.tensors import accumulation_dtype, to_device
 
 _UNLABELLED = -1
+_UNKNOWN_EPOCH, _LAST_EPOCH = -1, 2**15 - 1
 _PACK_FROM = 200  # classes
 _BLOCKS_FROM, _BLOCK = 128, 8  # classes for each one kept, and of a block
 # Rows are moved as plain integers of their size, since not every operation knows every floating type.
@@ -42,8 +45,11 @@ class PredictionBank(Memory):
         fingerprint: identity of the data set (``Indexed(dataset).fingerprint``); a state filled for another is refused.
         host, hosts: this bank holds the samples i with ``i % hosts == host`` only, so that each of several machines
             keeps the rows of the samples that it trains on.
+        max_age: epochs after which a row counts as missing, counted from when its sample was last in a batch; None
+            serves rows of any age.
 
-    Bytes per sample: ``num_classes * itemsize``, or ``k * (itemsize + 1, 2 or 4)``; plus 2 or 4 for the label.
+    Bytes per sample: ``num_classes * itemsize``, or ``k * (itemsize + 1, 2 or 4)``; plus 2 or 4 for the label, and 2
+    for the epoch.
     """
 
     needs = "index"
@@ -60,6 +66,7 @@ class PredictionBank(Memory):
         fingerprint: str | None = None,
         host: int = 0,
         hosts: int = 1,
+        max_age: Annotated[int | None, Range(ge=0)] = 1,
     ) -> None:
         check_arguments(PredictionBank.__init__, locals())
         if not dtype.is_floating_point:
@@ -69,7 +76,7 @@ class PredictionBank(Memory):
         if not 0 <= host < hosts:
             raise PskdError(f"host must lie in 0..hosts - 1, got host={host}, hosts={hosts}")
         self.num_samples, self.num_classes, self.dtype, self.fingerprint = num_samples, num_classes, dtype, fingerprint
-        self.host, self.shards = host, hosts
+        self.host, self.shards, self.max_age = host, hosts, max_age
         self._own = len(range(host, num_samples, hosts))
         self.form = "dense" if k >= num_classes else form
         self.k = num_classes if self.form == "dense" else k
@@ -82,7 +89,10 @@ class PredictionBank(Memory):
             class_type = torch.uint8 if num_classes <= 256 else torch.int16 if num_classes <= 65536 else torch.int32
             columns["classes"] = (k, class_type)
         columns["labels"] = (1, torch.int16 if num_classes < 2**15 else torch.int32)
+        columns["epochs"] = (1, torch.int16)
         self._storage = Storage(self._own + 1, columns, path=path, device=torch.device(device))
+        self._shared = path is not None
+        self._epoch: int | None = None  # None before start_epoch
         self._used = False
         self._checks = ValueChecks()
         self._arriving: tuple[torch.Event, tuple[Tensor, Tensor | None, dict[str, Tensor]]] | None = None
@@ -98,13 +108,29 @@ class PredictionBank(Memory):
 
     def start_epoch(self, epoch: int) -> None:
         self._settle()
+        if self._epoch is None:
+            self._check_processes()
+        self._epoch = epoch
+
+    def _check_processes(self) -> None:
+        """Raise where another process trains on samples whose rows are here: it would never see them."""
+        world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        here, hosts = int(os.environ.get("LOCAL_WORLD_SIZE", world)), int(os.environ.get("GROUP_WORLD_SIZE", 1))
+        if world > 1 and ((here > 1 and not self._shared) or (hosts > 1 and self.shards == 1)):
+            raise PskdError(
+                f"memory: {world} processes train, each with a bank of its own: give path=FILE, which those of a host"
+                " share, on several hosts also host= and hosts= with a sampler that keeps each sample on its host, or"
+                " take pskd.Snapshot"
+            )
+
+    def step(self, key: Any, *, recalls: bool) -> MemoryStep:
+        return super().step(_as_index(key), recalls=recalls)
 
     def check(self, key: Tensor, logits: Tensor) -> None:
+        key = _as_index(key)
         positions = (logits.shape[0], *logits.shape[2:])
         if logits.shape[1] != self.num_classes:
             raise PskdError(f"logits have {logits.shape[1]} classes, but the bank was made for {self.num_classes}")
-        if key.is_floating_point() or key.dtype == torch.bool:
-            raise PskdError(f"index must be integers, got {key.dtype}")
         if tuple(key.shape) != positions:
             hint = "" if logits.ndim == 2 else "; for dense predictions of images use memory=pskd.Snapshot(model)"
             raise PskdError(f"index has shape {tuple(key.shape)}, but the logits want one per label, {positions}{hint}")
@@ -112,8 +138,12 @@ class PredictionBank(Memory):
     def recall(self, key: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past:
         """The rows of the samples ``key`` (B, ...) as float32 or wider, dense ones renormalised."""
         self._settle()
+        key = _as_index(key)
         index = self._rows(key, take)
         known = self._known(self._storage.read("labels", index).view(key.shape), labels, take)
+        if (recent := self._recent(index)) is not None:
+            recent = recent.view(key.shape)
+            known = recent if known is None else known & recent
         values = self._storage.read("values", index).view(self.dtype).to(accumulation_dtype(self.dtype))
         if self.form == "dense":
             values = values / values.sum(1, keepdim=True).clamp_min(1)  # a row sums to at least 1, or there is none
@@ -125,6 +155,7 @@ class PredictionBank(Memory):
     def record(self, key: Tensor, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
         """Write the softmax of logits (B, K, ...). Of an index that stands twice in the batch, the last one is kept."""
         self._settle()
+        key = _as_index(key)
         index = self._rows(key, take)
         likely = logits.detach().to(accumulation_dtype(logits.dtype))
         if likely.ndim > 2:
@@ -177,16 +208,20 @@ class PredictionBank(Memory):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take those rows of a state that belong here: what several hosts saved is loaded shard by shard."""
+        if "rows" not in state:
+            raise PskdError("state: it is not that of a PredictionBank, which has rows; use the memory that was saved")
         for name, here in self._description().items():
             there = state.get(name)
             if there != here and not (name == "fingerprint" and None in (there, here)):
                 what = "another or a reordered data set" if name in ("fingerprint", "num_samples") else "other settings"
                 raise PskdError(f"{name}: the stored bank was filled for {what} ({there!r}, here {here!r})")
-        self._arriving = None
-        self._used = True
         rows, host, hosts = state["rows"], state.get("host", 0), state.get("hosts", 1)
         count = len(range(host, self.num_samples, hosts))
+        if "epochs" not in rows:  # an older version's
+            rows = {**rows, "epochs": torch.full((count, 1), _UNKNOWN_EPOCH, dtype=torch.int16)}
         self._check_rows(rows, count)
+        self._arriving = None
+        self._used = True
         if (host, hosts) == (self.host, self.shards):
             self._storage.load(rows)
             return
@@ -254,7 +289,20 @@ class PredictionBank(Memory):
             )
         return column != 0
 
+    def _recent(self, index: Tensor) -> Tensor | None:
+        """Which rows ``index`` (n) are not too old, None meaning all."""
+        epoch = self._epoch or 0
+        if self.max_age is None or epoch <= self.max_age:
+            return None
+        epochs = self._storage.read("epochs", index)[:, 0]
+        oldest = min(epoch, _LAST_EPOCH) - self.max_age
+        if self.device.type == "cpu" and len(epochs) and int(epochs.min()) >= oldest:
+            return None
+        return (epochs >= oldest) | (epochs == _UNKNOWN_EPOCH)
+
     def _write(self, index: Tensor, kept: Tensor | None, columns: dict[str, Tensor]) -> None:
+        # Samples that are left out on purpose were seen too: their rows stay, and stay recent.
+        self._storage.fill("epochs", index, min(self._epoch or 0, _LAST_EPOCH))
         if kept is not None:
             index = torch.where(kept, index, self._own)
         # Two writes of one row in one step come in no order. So all copies of an index carry the last one's values.
@@ -293,6 +341,17 @@ def top_classes(likely: Tensor, k: int) -> Tensor:
     packed = likely.float().view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(torch.arange(classes))
     packed.numpy().partition(classes - k, axis=1)
     return packed[:, -k:].bitwise_and(2**32 - 1)
+
+
+def _as_index(key: Any) -> Tensor:
+    """Sample indices as a tensor of integers; lists and numpy arrays are converted."""
+    try:
+        index: Tensor = key if isinstance(key, Tensor) else torch.as_tensor(key)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise PskdError(f"index must be a tensor of integers, got {type(key).__name__}: {error}") from error
+    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+        raise PskdError(f"index must be integers, got {index.dtype}")
+    return index
 
 
 def _classes_second(rows: Tensor, positions: torch.Size) -> Tensor:

@@ -94,11 +94,17 @@ class Snapshot(Memory):
         return {"epoch": self._epoch, "step": self._step, "renewals": self._renewals, "weights": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not {"epoch", "step", "renewals", "weights"} <= set(state):
+            raise PskdError("state: it is not that of a Snapshot, which has weights; use the memory that was saved")
+        frozen = self._frozen_copy() if state["weights"] else None
+        if frozen is not None:
+            try:
+                frozen.load_state_dict(state["weights"])
+            except RuntimeError as error:
+                said = " ".join(str(error).split())
+                raise PskdError(f"state: the snapshot's weights are those of another model: {said}") from error
         self._epoch, self._step, self._renewals = state["epoch"], state["step"], state["renewals"]
-        self._copy = None
-        if state["weights"]:
-            self._copy = self._frozen_copy()
-            self._copy.load_state_dict(state["weights"])
+        self._copy = frozen
 
     def _renew_if_due(self) -> None:
         # An epoch that is longer than it was said to be must not run ahead of the next one.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import stat
+import weakref
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,7 +32,7 @@ class Storage:
 
     def __init__(self, rows: int, columns: Columns, *, path: str | Path | None, device: torch.device) -> None:
         self.device = device
-        self._file: int | None = None
+        self._is_mapped = path is not None
         if path is None:
             self._columns = {
                 name: torch.zeros(rows, width, dtype=dtype, device=device) for name, (width, dtype) in columns.items()
@@ -52,6 +54,10 @@ class Storage:
             column = self._columns[name]
             column.index_copy_(0, index, rows.to(column.dtype))
 
+    def fill(self, name: str, index: Tensor, value: int) -> None:
+        """Write one value into the rows ``index`` (B) of a column."""
+        self._columns[name].index_fill_(0, index, value)
+
     def clear(self) -> None:
         for column in self._columns.values():
             column.zero_()
@@ -72,8 +78,9 @@ class Storage:
             end += math.ceil(rows * width * dtype.itemsize / _ALIGNMENT) * _ALIGNMENT
         layout = ", ".join(f"{name} {rows} x {width} {dtype}" for name, (width, dtype) in columns.items())
         try:
-            self._file = _opened(path, _MAGIC + layout.encode(), end)
-            whole = mmap.mmap(self._file, end)
+            file = _opened(path, _MAGIC + layout.encode(), end)
+            weakref.finalize(self, os.close, file)  # also at the interpreter's end, when a __del__ finds no os left
+            whole = mmap.mmap(file, end)
         except OSError as error:
             raise PskdError(f"path: cannot map {end:,} bytes of {path}: {error.strerror}; name another file") from error
         return {
@@ -81,9 +88,11 @@ class Storage:
             for name, (width, dtype) in columns.items()
         }
 
-    def __del__(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
+    def __getstate__(self) -> dict[str, Any]:
+        if self._is_mapped:
+            # A copy would be no longer the bank that other processes see.
+            raise PskdError("a bank in a mapped file cannot be copied or pickled; load its state_dict() into another")
+        return self.__dict__
 
 
 def _opened(path: Path, header: bytes, size: int) -> int:
@@ -94,8 +103,12 @@ def _opened(path: Path, header: bytes, size: int) -> int:
     import fcntl  # not on Windows, where the other banks still work
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    if path.is_symlink():
+        raise PskdError(f"path: {path} is a symbolic link; name the file itself")
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise PskdError(f"path: {path} is no ordinary file; name another")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

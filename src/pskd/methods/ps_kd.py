@@ -223,9 +223,11 @@ class PSKD(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue in the epoch that was saved or after it: ``start_epoch`` takes either."""
+        if not {"epoch", "memory"} <= set(state):
+            raise PskdError("state: it is not that of PSKD, which has epoch and memory; use the method that was saved")
+        self.memory.load_state_dict(state["memory"])
         self._epoch = state["epoch"] if state["epoch"] >= 0 else None
         self._alpha_t = None
-        self.memory.load_state_dict(state["memory"])
 
     def _taken(self, logits: Tensor, labels: Tensor | None, distilled: Tensor | None) -> Tensor | None:
         """Where the memory is read and written, (B, d1, ...); None means everywhere."""
