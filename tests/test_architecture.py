@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "pskd"
 # From the ground up; rooms of one line may know each other, but not in a circle. docs/architecture.md says the same.
 LAYERS = (
     ("errors",),
-    ("names", "settings", "tensors", "schedules"),
+    ("names", "settings", "tensors", "schedules", "fused"),
     ("checks", "random", "targets", "linear_head", "indexed", "memory", "methods", "metrics"),  # the core ends here
     ("registry",),
     ("config", "recipes"),

@@ -10,16 +10,15 @@ the (B, d1, ...) places that have a label.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from functools import reduce
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from pskd.checks import ValueChecks, outside
 from pskd.errors import PskdError
+from pskd.fused import Scaled, SoftCrossEntropy, class_sum
 from pskd.tensors import accumulation_dtype, to_device
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -49,13 +48,6 @@ class Past(NamedTuple):
             None if self.classes is None else change(self.classes),
             None if self.known is None else change(self.known),
         )
-
-
-class Scaled(NamedTuple):
-    """A dense tensor (B, K, ...), and what each position (B, ...) takes of it."""
-
-    values: Tensor
-    scale: Tensor
 
 
 class SoftTarget(NamedTuple):
@@ -102,7 +94,7 @@ class SoftTarget(NamedTuple):
             (label,) = self.dense
             return self._replace(dense=(label._replace(scale=1 - part),)), part
         taken = self.coefficients * part[:, None]
-        return self._replace(coefficients=self.coefficients - taken), _class_sum(taken)
+        return self._replace(coefficients=self.coefficients - taken), class_sum(taken)
 
 
 def soft_cross_entropy(
@@ -155,7 +147,7 @@ def position_losses(logits: Tensor, target: SoftTarget, weight: Tensor | None = 
     A class whose logit is -inf is masked: q's mass on it is dropped, unless it is the label's, whose loss is infinite.
     """
     parts = [tensor for pair in target.dense for tensor in pair]
-    loss: Tensor = _SoftCrossEntropy.apply(
+    loss: Tensor = SoftCrossEntropy.apply(
         logits, weight, target.labels, target.classes, target.coefficients, target.floor, *parts
     )
     return loss
@@ -194,12 +186,7 @@ def label_target(
         portions = torch.stack((portion, 1 - portion), 1) * real
     classes = classes * real  # an ignored position still needs a class to look up: any will do, so 0
     counted = portions if weight is None else portions * weight.to(portions.dtype)[classes]
-    return SoftTarget(num_classes, classes.shape[1], _class_sum(counted), classes, portions)
-
-
-def _class_sum(values: Tensor) -> Tensor:
-    """Values (B, m, ...) summed over their m classes."""
-    return values[:, 0] if values.shape[1] == 1 else values.sum(1)
+    return SoftTarget(num_classes, classes.shape[1], class_sum(counted), classes, portions)
 
 
 def _top_k_shares(values: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -208,113 +195,6 @@ def _top_k_shares(values: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     if others == 0:
         return values / mass.clamp_min(torch.finfo(mass.dtype).tiny)[:, None], torch.zeros_like(mass)
     return values / mass.clamp_min(1)[:, None], (1 - mass).clamp_min(0) / others
-
-
-class _SoftCrossEntropy(torch.autograd.Function):
-    """``-<q, log p>`` and its gradient ``sum_j q_j * p - q``, from the parts of q; with class weights q_j is q_j * w_j.
-
-    Only the logits, which exist anyway, wait for the backward pass. Sums go over the classes that are not masked.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        weight: Tensor | None,
-        labels: int,
-        classes: Tensor | None,
-        coefficients: Tensor | None,
-        floor: Tensor | None,
-        *dense: Tensor,
-    ) -> Tensor:
-        ctx.save_for_backward(logits, weight, classes, coefficients, floor, *dense)
-        log_p = torch.log_softmax(logits, 1, accumulation_dtype(logits.dtype))
-        pairs = _pairs(dense)
-        if logits.device.type == "cpu" and not torch.compiler.is_compiling():
-            # A class with log p = -inf leaves its trace in the loss; to look for it there saves a pass over (B, K).
-            loss = -_inner_product(_weighted(log_p, weight), classes, coefficients, floor, pairs)
-            ctx.masks = not math.isfinite(loss.sum()) and bool(_masked(logits).any())
-            if not ctx.masks:
-                return loss
-        else:
-            ctx.masks = bool(pairs) or floor is not None
-            if not ctx.masks and classes is not None and coefficients is not None:
-                terms = _weighted(log_p, weight).gather(1, classes) * coefficients
-                return -_class_sum(terms.masked_fill(coefficients == 0, 0))
-        masked = _masked(logits)
-        log_p = _weighted(log_p.masked_fill(masked, 0), weight)
-        loss = -_inner_product(log_p, classes, coefficients, floor, pairs)
-        return loss.masked_fill(_label_mass(masked, labels, classes, coefficients, pairs) > 0, math.inf)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        logits, weight, classes, coefficients, floor, *dense = ctx.saved_tensors
-        (outer,) = upstream
-        p = torch.softmax(logits, 1, accumulation_dtype(logits.dtype))
-        pairs = _pairs(dense)
-        masked = _masked(logits) if ctx.masks else None
-        if masked is not None:
-            pairs = [pair._replace(values=pair.values.masked_fill(masked, 0)) for pair in pairs]
-        mass = [scale * _weighted(values, weight).sum(1, dtype=p.dtype) for values, scale in pairs]
-        if classes is not None:
-            if weight is not None:
-                coefficients = coefficients * weight.to(p.dtype)[classes]
-            if masked is not None:
-                coefficients = coefficients.masked_fill(masked.gather(1, classes), 0)
-            mass.append(_class_sum(coefficients))
-        if floor is not None and masked is not None:
-            mass.append(floor * _weighted((~masked).to(p.dtype), weight).sum(1))
-        elif floor is not None:
-            mass.append(floor * (p.shape[1] if weight is None else weight.sum()))
-        outer = outer[:, None]
-        gradient = p * (reduce(torch.add, mass)[:, None] * outer)
-        for values, scale in pairs:
-            gradient.addcmul_(_weighted(values.to(p.dtype), weight), scale[:, None] * outer, value=-1)
-        if classes is not None:
-            gradient.scatter_add_(1, classes, coefficients * -outer)
-        if floor is not None:
-            gradient -= _weighted(floor[:, None] * outer, weight)
-        if masked is not None:
-            gradient = gradient.masked_fill(masked, 0)
-        return gradient.to(logits.dtype), None, None, None, None, None, *[None] * len(dense)
-
-
-def _inner_product(
-    log_p: Tensor, classes: Tensor | None, coefficients: Tensor | None, floor: Tensor | None, pairs: list[Scaled]
-) -> Tensor:
-    """``<q, log p>`` of every position, (B, d1, ...)."""
-    inner = [scale * (values * log_p).sum(1, dtype=log_p.dtype) for values, scale in pairs]
-    if classes is not None and coefficients is not None:
-        inner.append(_class_sum(log_p.gather(1, classes) * coefficients))
-    if floor is not None:
-        inner.append(floor * log_p.sum(1))
-    return reduce(torch.add, inner)
-
-
-def _masked(logits: Tensor) -> Tensor:
-    """True (B, K, ...) where a logit is -inf."""
-    return logits == -math.inf
-
-
-def _label_mass(
-    at: Tensor, labels: int, classes: Tensor | None, coefficients: Tensor | None, pairs: list[Scaled]
-) -> Tensor:
-    """The labels' part of q at the classes where ``at`` (B, K, ...) is true, (B, d1, ...)."""
-    if labels and classes is not None and coefficients is not None:
-        return _class_sum(coefficients[:, :labels] * at.gather(1, classes[:, :labels]))
-    return pairs[0].scale * (pairs[0].values * at).sum(1)
-
-
-def _pairs(dense: Sequence[Tensor]) -> list[Scaled]:
-    """The dense parts of a target, which autograd takes as one tensor after the other."""
-    return [Scaled(values, scale) for values, scale in zip(dense[::2], dense[1::2], strict=True)]
-
-
-def _weighted(values: Tensor, weight: Tensor | None) -> Tensor:
-    """Values (B, K, ...) times the weights (K) of their classes."""
-    if weight is None:
-        return values
-    return values * weight.to(accumulation_dtype(values.dtype)).reshape(-1, *[1] * (values.ndim - 2))
 
 
 def check_shapes(logits: Tensor, targets: Targets, past: Past | None = None, weight: Tensor | None = None) -> None:

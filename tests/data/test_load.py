@@ -178,9 +178,7 @@ def test_the_real_cifar100(real_data: Path):
 
 
 def test_an_unknown_name_gets_the_nearest():
-    with pytest.raises(
-        PskdError, match=r"data 'cifar1000' is unknown; did you mean cifar100\?.*cifar100, digits"
-    ):
+    with pytest.raises(PskdError, match=r"data 'cifar1000' is unknown; did you mean cifar100\?.*cifar100, digits"):
         data.load("cifar1000")
 
 

@@ -112,6 +112,7 @@ def test_averaged_gradients_are_those_of_the_whole_batch() -> None:
     task = Classification(small())
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     method, group, world = Hard(), Group(), 4
+    task.provide(method)
 
     def gradient(world: int, rank: int, accumulate: int) -> torch.Tensor:
         model.zero_grad()

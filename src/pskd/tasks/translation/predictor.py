@@ -80,13 +80,9 @@ class TranslationPredictor(Predictor):
             found: Iterator[str] = iter(())
             if wanted:
                 source, mask, _index = self.tokenizer.encode(wanted, POSITIONS).batch(torch.arange(len(wanted)))
-                found = iter(
-                    self.tokenizer.decode(
-                        self.model.translate(
-                            source.to(self.device), mask.to(self.device), **self.about.search.model_dump()
-                        ).cpu()
-                    )
-                )
+                search = self.about.search.model_dump()
+                rows = self.model.translate(source.to(self.device), mask.to(self.device), **search)
+                found = iter(self.tokenizer.decode(rows.cpu()))
             for text in group:
                 if isinstance(text, PskdError):
                     yield text
