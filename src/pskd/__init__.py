@@ -21,6 +21,11 @@ _HOME = {
     "Indexed": "pskd.indexed",
     "LinearHead": "pskd.linear_head",
     "soft_cross_entropy": "pskd.targets",
+    "register_data": "pskd.registry",
+    "register_method": "pskd.registry",
+    "register_metric": "pskd.registry",
+    "register_model": "pskd.registry",
+    "register_task": "pskd.registry",
 }
 _MODULES = ("memory", "methods", "metrics", "models", "schedules")
 
@@ -42,6 +47,11 @@ __all__ = [
     "methods",
     "metrics",
     "models",
+    "register_data",
+    "register_method",
+    "register_metric",
+    "register_model",
+    "register_task",
     "schedules",
     "soft_cross_entropy",
 ]
@@ -52,6 +62,7 @@ if TYPE_CHECKING:
     from pskd.linear_head import LinearHead
     from pskd.memory import Memory, PredictionBank, Snapshot
     from pskd.methods import CSKD, PSKD, TFKD, Hard, LabelSmoothing, Loss, Method, SameClassPartners
+    from pskd.registry import register_data, register_method, register_metric, register_model, register_task
     from pskd.targets import soft_cross_entropy
 
 

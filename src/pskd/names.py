@@ -33,10 +33,14 @@ class Registry:
         kind: what one of them is called, in messages and as a setting: "method", "model", ...
         package: the package whose modules register ours; a module is imported when a name is asked for.
         group: of the entry points of other packages.
+        what: what a thing of a user's own has to be, in words.
+        fits: whether it is.
     """
 
-    def __init__(self, kind: str, package: str, group: str) -> None:
-        self.kind, self.package, self.group = kind, package, group
+    def __init__(
+        self, kind: str, package: str, group: str, what: str = "a callable", fits: Callable[[Any], bool] = callable
+    ) -> None:
+        self.kind, self.package, self.group, self.what, self.fits = kind, package, group, what, fits
         self._things: dict[str, Any] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -64,7 +68,7 @@ class Registry:
         if name in self._things:
             return self._things[name]
         if name in (points := self._entry_points()):
-            self._things[name] = _imported(f"{self.kind}={name}", points[name].load)
+            self._things[name] = self._fitting(name, _imported(f"{self.kind}={name}", points[name].load))
             return self._things[name]
         if is_code(name):
             raise PskdError(
@@ -91,8 +95,13 @@ class Registry:
     def load(self, name: str, *, allow_code: bool) -> Any:
         """``find``, after importing code of the user's own if that is allowed."""
         if allow_code and is_code(name) and name not in self._things:
-            self._things[name] = _code(self.kind, name)
+            self._things[name] = self._fitting(name, _code(self.kind, name))
         return self.find(name)
+
+    def _fitting(self, name: str, thing: Any) -> Any:
+        if not self.fits(thing):
+            raise PskdError(f"{self.kind}={name} is not {self.what}")
+        return thing
 
     def _import_for(self, name: str) -> None:
         """Import what registers ours: the package, the module of that name, or else all of its modules."""
@@ -112,13 +121,24 @@ class Registry:
         return {point.name: point for point in entry_points(group=self.group)}
 
 
-methods = Registry("method", "pskd.methods", "pskd.methods")
+def _makes_methods(thing: Any) -> bool:
+    return isinstance(thing, type) and hasattr(thing, "from_settings")
+
+
+methods = Registry("method", "pskd.methods", "pskd.methods", "a subclass of pskd.Method", _makes_methods)
+
+
+LIBRARIES = ("torchvision", "timm", "transformers")  # whose parts are named by prefix, and built by code of ours
 
 
 def is_code(name: str) -> bool:
-    """Whether a name is of the form ``package.module:attribute``."""
+    """Whether a name is a user's own code, of the form ``package.module:attribute``."""
     module, sign, attribute = name.partition(":")
-    return bool(sign) and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
+    return (
+        bool(sign)
+        and module not in LIBRARIES
+        and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
+    )
 
 
 def _code(kind: str, name: str) -> Any:

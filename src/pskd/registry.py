@@ -33,7 +33,13 @@ __all__ = [
 
 models = Registry("model", "pskd.models", "pskd.models")
 data = Registry("data", "pskd.data", "pskd.data")
-tasks = Registry("task", "pskd.tasks", "pskd.tasks")
+tasks = Registry(
+    "task",
+    "pskd.tasks",
+    "pskd.tasks",
+    "a subclass of pskd.tasks.base.Task",
+    lambda thing: isinstance(thing, type) and hasattr(thing, "Config") and hasattr(thing, "Predictor"),
+)
 observers = Registry("observer", "pskd.analysis", "pskd.observers")
 
 register_method = methods.register

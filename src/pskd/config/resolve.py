@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 import yaml
 from pydantic import ValidationError
 
+from pskd import registry
 from pskd.config.base import Section
 from pskd.config.classes import DEFAULT_METHOD, DEFAULT_TASK, config_class, task_class
 from pskd.config.explain import TOP_LEVEL_SHORTS, explain
@@ -88,6 +89,9 @@ def validated(tree: Mapping[str, Any], *, allow_code: bool = False) -> Config:
     method, data = (_mapping(tree, section).get("name") for section in ("method", "data"))
     names = [None if name is None else _text(name, section) for section, name in (("method", method), ("data", data))]
     kind = config_class(task, *names, allow_code=allow_code)
+    model = _mapping(tree, "model").get("name")
+    if allow_code and model is not None and registry.is_code(_text(model, "model")):
+        registry.models.load(_text(model, "model"), allow_code=True)
     try:
         return kind.model_validate(_settled(tree, kind))
     except ValidationError as error:

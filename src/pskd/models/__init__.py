@@ -24,17 +24,12 @@ from pskd.models import densenet, preact_resnet, pyramidnet, resnet, resnext  # 
 from pskd.models.base import StagedNet, check_positive
 from pskd.models.external import LIBRARIES, create_external
 
-__all__ = ["StagedNet", "create", "is_code", "names"]
+__all__ = ["StagedNet", "create", "names"]
 
 
 def names() -> list[str]:
     """All names that `create` knows by itself; torchvision's and timm's models come on top, by prefix."""
     return registry.models.names()
-
-
-def is_code(name: str) -> bool:
-    """Whether a model is a user's own code, and not a library's by prefix."""
-    return name.partition(":")[0] not in LIBRARIES and registry.is_code(name)
 
 
 def create(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> nn.Module:

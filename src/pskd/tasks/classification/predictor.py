@@ -119,7 +119,7 @@ def rebuilt_classifier(
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise PskdError(f"model.name is {name!r}: the run folder does not name its model")
-    if models.is_code(name):
+    if registry.is_code(name):
         registry.models.load(name, allow_code=allow_code)
     return models.create(name, num_classes, channels, **plain_options(options))
 

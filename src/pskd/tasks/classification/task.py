@@ -92,8 +92,6 @@ class Classification(Task):
 
     def model(self) -> nn.Module:
         settings = self.config.model
-        if models.is_code(settings.name):
-            registry.models.find(settings.name)
         return models.create(settings.name, self.num_classes, self.data.view.channels, **settings.options)
 
     def batches(self, plan: Sequence[Step], epoch: int, device: torch.device) -> Iterator[TrainingBatch]:
