@@ -139,3 +139,13 @@ def test_every_method_with_amp_and_accumulation_on_two_processes(method: str, tm
         words.append(f"method.teacher={tmp_path / 'teacher'}")
     run_on_two(tmp_path / "run", *words, "augment.mix=cutmix", "train.save_every=1 epoch")
     assert len(metrics_of(tmp_path / "run")) == 3
+
+
+def test_more_processes_than_samples_have_empty_shares() -> None:
+    group = Group()
+    group.world = 8
+    shares = []
+    for group.rank in range(8):
+        shares.append(group.share(3).tolist())
+        assert len(group.share(3, even=True)) == 1
+    assert shares == [[0], [1], [2], [], [], [], [], []]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -134,3 +135,23 @@ def test_timm_by_prefix() -> None:
 def test_models_import_torch_only() -> None:
     probe = "import sys, pskd.models; print({'torchvision', 'timm', 'torchmetrics'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", probe], text=True).strip() == "set()"
+
+
+@pytest.mark.parametrize(("member", "head"), [("resnet18", "fc"), ("squeezenet1_1", "classifier.1")])
+def test_trained_weights_get_a_new_head_for_other_classes(
+    member: str, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the library's cache, in which the test puts weights of its own making."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    from torchvision.models import get_model, get_model_weights
+
+    made = get_model(member)
+    file = tmp_path / "hub" / "checkpoints" / get_model_weights(member).DEFAULT.url.rsplit("/", 1)[1]  # type: ignore[attr-defined]
+    file.parent.mkdir(parents=True)
+    torch.save(made.state_dict(), file)
+    model = models.create(f"torchvision:{member}", 7, weights="DEFAULT")
+    assert model.eval()(torch.randn(2, 3, 64, 64)).shape == (2, 7)
+    kept = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(head)}
+    assert len(kept) == len(made.state_dict()) - 2
+    assert all(torch.equal(tensor, made.state_dict()[name]) for name, tensor in kept.items())
+    assert models.create(f"torchvision:{member}", 1000, weights="DEFAULT").get_submodule(head).weight.shape[0] == 1000

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -73,3 +75,24 @@ def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(PskdError):
         train(small("model=resnet9"), tmp_path / "mine")
     assert [child.name for child in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_a_refused_claim_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Neither an open file nor a folder: a worker that waits for a run tries every second."""
+    first = RunFolder(tmp_path / "run")
+    first.claim(small(), resume=False)
+    program = (
+        "import os, sys; from pathlib import Path; from pskd.runs.folder import InUse, RunFolder\n"
+        "for _ in range(20):\n"
+        "    try: RunFolder(Path(sys.argv[1])).claim(None, resume=True)\n"
+        "    except (InUse, ValueError): pass\n"
+        "print(len(os.listdir('/proc/self/fd')))\n"
+    )
+    first.begin(small())
+    counts = [
+        int(subprocess.run([sys.executable, "-c", program, place], capture_output=True, text=True, check=True).stdout)
+        for place in (str(tmp_path / "run"), str(tmp_path / "typo"))
+    ]
+    first.release()
+    assert counts[0] == counts[1]
+    assert not (tmp_path / "typo").exists()

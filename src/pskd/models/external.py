@@ -42,7 +42,12 @@ def _torchvision(
     _check_known("torchvision", member, classifiers)
     if member in ("googlenet", "inception_v3"):  # a second output in training is not what a classifier's loss takes
         options = {"aux_logits": False, "init_weights": True} | options
-    model: nn.Module = torchvision.models.get_model(member, num_classes=num_classes, **options)
+    model: nn.Module
+    if options.get("weights") is None:
+        model = torchvision.models.get_model(member, num_classes=num_classes, **options)
+    else:
+        model = torchvision.models.get_model(member, **options)  # with as many classes as its weights have
+        _replace_head(f"torchvision:{member}", model, num_classes)
     if in_channels != 3:
         _take_channels(model, in_channels)
     return model
@@ -59,6 +64,24 @@ def _check_known(library: str, member: str, known: Collection[str]) -> None:
         nearest = difflib.get_close_matches(member, known, n=1)
         hint = f"the nearest is '{library}:{nearest[0]}'; " if nearest else ""
         raise PskdError(f"model '{library}:{member}' is unknown: {hint}{library}'s list_models() lists all")
+
+
+def _replace_head(name: str, model: nn.Module, num_classes: int) -> None:
+    """Give a trained classifier a new last layer, where it has another number of classes."""
+    layers = [(path, layer) for path, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    path, last = layers[-1]
+    outputs = last.out_features if isinstance(last, nn.Linear) else last.out_channels
+    if outputs == num_classes:
+        return
+    fresh: nn.Module
+    if isinstance(last, nn.Linear):
+        fresh = nn.Linear(last.in_features, num_classes, bias=last.bias is not None)
+    elif last.kernel_size == (1, 1):
+        fresh = nn.Conv2d(last.in_channels, num_classes, 1, bias=last.bias is not None)
+    else:
+        raise PskdError(f"model {name!r}: its weights are for {outputs} classes, and its last layer cannot be replaced")
+    parent, _, child = path.rpartition(".")
+    setattr(model.get_submodule(parent), child, fresh)
 
 
 def _take_channels(model: nn.Module, in_channels: int) -> None:
