@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Public name -> the module it lives in. Loading on first use keeps `pskd --help` and `pskd.schedules` free of torch.
 _HOME = {
