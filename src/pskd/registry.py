@@ -29,10 +29,12 @@ __all__ = [
     "register_model",
     "register_task",
     "tasks",
+    "texts",
 ]
 
 models = Registry("model", "pskd.models", "pskd.models")
 data = Registry("data", "pskd.data", "pskd.data")
+texts = Registry("data", "pskd.data.text", "pskd.data")  # of translation
 tasks = Registry(
     "task",
     "pskd.tasks",

@@ -27,7 +27,7 @@ def write(folder: Path, stem: str, german: list[str] = GERMAN, english: list[str
 
 def files(folder: Path, **settings: object) -> TextData:
     given: dict[str, Any] = {"name": "files", "root": str(folder), **settings}
-    return load(languages=(given.pop("source", "de"), given.pop("target", "en")), **given)
+    return load(**{"source": "de", "target": "en", **given})
 
 
 @pytest.fixture

@@ -37,9 +37,7 @@ def config_class(task: str, method: str | None, data: str | None, *, allow_code:
     method = method or kind.default_method or DEFAULT_METHOD
     section = kind.Config.model_fields["data"].annotation
     data = data or section.model_fields["name"].default
-    loader = None
-    if kind.loads_by_name:
-        loader = _known(registry.data, str(data), allow_code)
+    loader = None if kind.data_sets is None else _known(kind.data_sets, str(data), allow_code)
     taught = _known(registry.methods, method, allow_code)
     if taught is not None and (reason := kind.refuses(taught)) is not None:
         raise PskdError(f"method={method}: {reason}")

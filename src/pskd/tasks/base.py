@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pskd.config import Config
 from pskd.errors import PskdError
 from pskd.methods.base import Loss, Method
+from pskd.names import Registry
 from pskd.runs.group import Group
 from pskd.runs.plan import Step, Stretch, epoch_plan
 from pskd.targets import Targets
@@ -49,7 +50,7 @@ class Task(ABC):
     Config: ClassVar[type[Config]]  # the settings of its runs
     Predictor: ClassVar[type[Predictor]]  # opens its finished runs
     default_method: ClassVar[str | None] = None  # None: what most tasks have, `config.DEFAULT_METHOD`
-    loads_by_name: ClassVar[bool] = False  # whether data.name is one of `registry.data`, with that one's options
+    data_sets: ClassVar[Registry | None] = None  # what data.name is one of, with that one's options as settings
     rows_by_host: ClassVar[bool] = True  # whether row i of a bank is always trained on host i % hosts, which keeps it
     needs_whole_model: ClassVar[str | None] = None  # why its model cannot be spread over processes, if it cannot
     shows_samples: ClassVar[bool] = False  # whether `loss` has something for observers: one row of logits per sample

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pskd.data.reason import reason
+from pskd.data.reason import place, reason
 from pskd.errors import PskdError
 
 
@@ -63,6 +63,14 @@ class TextData:
     train: Pairs
     test: Pairs
     val: Pairs | None = None
+
+
+def folder_of(name: str, root: str | None) -> Path:
+    """The folder that holds a data set's files."""
+    folder = place(name, root)
+    if not folder.is_dir():
+        raise PskdError(f"data.root={root}: there is no such folder")
+    return folder
 
 
 def read_bytes(file: Path) -> bytes:

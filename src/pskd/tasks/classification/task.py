@@ -44,7 +44,7 @@ class Classification(Task):
 
     Config = ClassificationConfig
     Predictor = ClassPredictor
-    loads_by_name = True
+    data_sets = registry.data
     shows_samples = True
     unit = "img"
     selects_by = "top1_error"

@@ -103,15 +103,7 @@ class TranslationPredictor(Predictor):
 
 def load_data(config: Any) -> TextData:
     """The data set of a configuration."""
-    settings = config.data
-    return sources.load(
-        settings.name,
-        root=settings.root,
-        languages=(settings.source, settings.target),
-        test=settings.test,
-        pairs=settings.pairs,
-        on_bad=settings.on_bad,
-    )
+    return sources.load(**config.data.model_dump(exclude={"vocabulary", "max_length"}))
 
 
 def seq2seq_model(settings: dict[str, Any], vocabulary: int) -> Seq2Seq:

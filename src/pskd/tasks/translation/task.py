@@ -30,6 +30,7 @@ class Translation(Task):
 
     Config = TranslationConfig
     Predictor = TranslationPredictor
+    data_sets = registry.texts
     unit = "tok"
     selects_by = "bleu"
     rows_by_host = False  # a row is a token, a sample is a sentence
