@@ -124,3 +124,48 @@ def test_a_stranger_s_method_in_a_loop_of_ones_own(empty: Path, monkeypatch: pyt
     assert json.loads(json.dumps({name: str(s.annotation) for name, s in MyLoss.settings().items()})).keys() == {
         "strength"
     }
+
+
+def test_an_installed_package_gives_short_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By entry points; what is installed was installed by the user, so no word of trust is needed."""
+    (tmp_path / "short_names.py").write_text(
+        "import pskd\nfrom torch import nn\n"
+        "class Quiet(pskd.Hard):\n    name = 'quiet'\n"
+        "def flat_net(num_classes, in_channels):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))\n"
+    )
+    about = tmp_path / "short_names-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: short_names\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[pskd.methods]\nquiet = short_names:Quiet\n[pskd.models]\nflat_net = short_names:flat_net\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from pskd import registry
+    from pskd.config import resolve, validated
+
+    assert "quiet" in registry.methods.names()
+    config = resolve({}, ["method=quiet", "model=flat_net"])
+    assert validated(config.model_dump(mode="json")) == config
+    assert registry.models.find("flat_net")(3, 1) is not None
+
+
+def test_a_study_and_a_search_of_code_of_ones_own(empty: Path) -> None:
+    """Workers are other processes: they are told that this code may be imported."""
+    import subprocess
+
+    write_files(empty)
+    (empty / "own.yaml").write_text(
+        "about: my loss against the labels alone\nrecipe: digits\n"
+        "settings: {epochs: 1, data.per_class: 10, model: 'my_models:tiny_net', model.width: 4}\n"
+        "axes:\n  method:\n    CE: {method: hard}\n    mine: {method: 'my_methods:MyLoss', method.strength: 0.3}\n"
+        "  seed: [0]\n"
+    )
+    words = ["study", "run", "own.yaml", "--out", "study", "--workers", "1"]
+    done = subprocess.run([sys.executable, "-m", "pskd", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mine" in (empty / "study" / "report.html").read_text()
+    status = subprocess.run(
+        [sys.executable, "-m", "pskd", "study", "status", "study"], capture_output=True, text=True, check=True
+    )
+    assert "2 of 2 cells done" in status.stdout

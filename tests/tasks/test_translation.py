@@ -208,7 +208,7 @@ def test_pairs_that_are_too_long_are_named(folder: Path) -> None:
         (["data.max_length=5000"], "data.max_length=5000"),
         (["optim.warmup_steps=null"], "needs warmup_steps"),
         (["data.on_bad=ignore"], "data.on_bad"),
-        (["data=file"], "data.name"),
+        (["data=file"], "data 'file' is unknown"),
     ],
 )
 def test_wrong_settings_end_in_one_line(

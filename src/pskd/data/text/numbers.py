@@ -25,6 +25,6 @@ def load_numbers(root: str | None = None, *, source: str, target: str, pairs: in
             words = [[num2words(number, lang=language) for number in numbers] for language in (source, target)]
         except NotImplementedError:
             raise PskdError(f"data=numbers: num2words does not know {source} or {target}") from None
-        return Pairs("numbers", *words, numbers)
+        return Pairs("numbers", words[0], words[1], numbers)
 
     return TextData(read(chosen[:count]), read(chosen[_TRAIN_NUMBERS:]))
