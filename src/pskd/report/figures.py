@@ -12,6 +12,7 @@ import torch
 from pskd.metrics import functional
 from pskd.metrics.catalogue import METRICS
 from pskd.report.figure import COLOURS, INK, POINTS, Figure, Palette, slug, titled
+from pskd.report.maps import maps
 from pskd.report.training import curves, hard_examples, rescaling
 from pskd.study.results import Collection, Row, Scores
 
@@ -31,6 +32,7 @@ def figures(collection: Collection) -> list[Figure]:
         for maker in (calibration, risk_coverage, reliability, curves, hard_examples, rescaling, per_class_ap):
             found += maker(shown, about, suffix, palette)
     found += ablation(collection)
+    found += maps(collection)
     order = {kind: place for place, kind in enumerate(collection.show.first)}
     return sorted(found, key=lambda figure: order.get(figure.kind, len(order)))
 

@@ -26,6 +26,7 @@ TITLES = {
     "rescaling": "Gradient rescaling",
     "per_class_ap": "Average precision by class",
     "ablation": "Ablation",
+    "map": "Where it helps, and where it does not",
 }
 DIAGRAMS = 15  # reliability diagrams that a page shows of a collection
 

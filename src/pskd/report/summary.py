@@ -6,14 +6,15 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pskd.analysis.ensembles import Different, joined, score
 from pskd.metrics.catalogue import METRICS
 from pskd.study.results import Collection, Row
 
+Key = TypeVar("Key", bound=Hashable)
 ENOUGH_SEEDS, LEVEL = 3, 0.05  # before a difference is called significant
 
 
@@ -161,16 +162,24 @@ def _differ_from_first(values: Sequence[Sequence[float]], rows: Sequence[Row]) -
     by_seed = [
         dict(zip((run.seed for run in row.runs), value, strict=True)) for row, value in zip(rows, values, strict=True)
     ]
-    chances = []
+    chances = {}
     for i, own in enumerate(by_seed[1:], start=1):
         shared = sorted(own.keys() & by_seed[0].keys())
         if len(shared) >= ENOUGH_SEEDS:
-            chances.append((paired_chance([own[seed] - by_seed[0][seed] for seed in shared]), i))
-    for rank, (chance, i) in enumerate(sorted(chances)):
-        if chance * (len(chances) - rank) >= LEVEL:
-            break
+            chances[i] = paired_chance([own[seed] - by_seed[0][seed] for seed in shared])
+    for i in pass_holm(chances):
         found[i] = True
     return found
+
+
+def pass_holm(chances: Mapping[Key, float]) -> set[Key]:
+    """Which of several p-values are significant together, by Holm's correction."""
+    passed: set[Key] = set()
+    for rank, key in enumerate(sorted(chances, key=lambda key: chances[key])):
+        if chances[key] * (len(chances) - rank) >= LEVEL:
+            break
+        passed.add(key)
+    return passed
 
 
 def paired_chance(differences: Sequence[float]) -> float:

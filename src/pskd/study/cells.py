@@ -33,13 +33,15 @@ class Show(Section):
     """What a report shows first. The other figures for which the runs have data follow.
 
     `split` is where the numbers come from; `columns` are metrics; `ensemble` averages each cell's seeds; `x` is the
-    axis that an ablation runs along; `first` are figures' names.
+    axis that an ablation runs along; `map` are two axes, over which each row is compared with the first of its group;
+    `first` are figures' names.
     """
 
     split: Literal["test", "val"] = "test"
     columns: tuple[str, ...] = ()
     ensemble: bool = False
     x: str | None = None
+    map: tuple[str, str] | None = None
     first: tuple[str, ...] = ()
 
 

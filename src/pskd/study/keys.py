@@ -46,16 +46,19 @@ def adopt(runs: Path, cells: Mapping[str, Cell]) -> None:
     """
     if not runs.is_dir():
         return
-    others = [RunFolder(path) for path in runs.iterdir() if path.name not in cells and not path.is_symlink()]
-    others = [folder for folder in others if folder.config_file.is_file()]
+    others: dict[RunFolder, Config] = {}
+    for path in runs.iterdir():
+        if path.name not in cells and not path.is_symlink() and RunFolder(path).config_file.is_file():
+            with contextlib.suppress(PskdError, OSError):
+                others[RunFolder(path)] = RunFolder(path).config()
     names = {key: key for key in cells}  # of the runs that others may refer to: what it was, what it is
     for key, cell in cells.items():
-        for folder in others if not (runs / key).exists() else ():
+        for folder, config in others.items() if not (runs / key).exists() else ():
             with contextlib.suppress(PskdError, OSError):
-                if _is_run_of(cell, _with_keys(folder.config(), names)):
+                if _is_run_of(cell, _with_keys(config, names)):
                     _rename(folder, runs / key, cell.config_in(runs))
                     names[folder.path.name] = key
-                    others.remove(folder)
+                    del others[folder]
                     break
 
 
@@ -75,6 +78,9 @@ def _is_run_of(cell: Cell, config: Config) -> bool:
 
 def _with_keys(config: Config, names: Mapping[str, str]) -> Config:
     """``config`` with references to runs of this study as a cell has them."""
+    sections = (config.model, config.method)
+    if not any(getattr(section, name.split(".")[1], None) for section, name in zip(sections, REFERENCES, strict=True)):
+        return config
     tree = config.model_dump(mode="json")
     for section, setting in (name.split(".") for name in REFERENCES):
         path = Path(tree[section].get(setting) or "")
