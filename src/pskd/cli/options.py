@@ -11,7 +11,7 @@ from pskd.errors import PskdError
 
 app = typer.Typer(
     name="pskd",
-    help="Train models that are more accurate and know how sure they are.",
+    help="Train models that know how sure they are.",
     epilog="First run: pskd train digits",
     no_args_is_help=True,
     add_completion=False,
