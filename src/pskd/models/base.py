@@ -13,10 +13,12 @@ from pskd import registry
 from pskd.errors import PskdError
 
 Family = TypeVar("Family", bound=Callable[..., nn.Module])
+# Papers and their code differ in these, so a published name only presets them: an option can still change them.
+PRESET = frozenset({"shortcut"})
 
 
 def family(name: str, **published: Mapping[str, Any]) -> Callable[[Family], Family]:
-    """Register a family of networks, and published members of it by the options that their names settle."""
+    """Register a family of networks, and published members of it by the options that their names settle or preset."""
 
     def decorate(build: Family) -> Family:
         registry.models.register(name)(build)
@@ -117,6 +119,13 @@ def check_positive(family: str, **options: object) -> None:
     for option, value in options.items():
         if not isinstance(value, int) or value < 1:
             raise PskdError(f"model {family!r}: {option}={value!r} must be a positive whole number")
+
+
+def check_one_of(family: str, allowed: Sequence[str], **options: object) -> None:
+    """Each option must be one of the allowed words."""
+    for option, value in options.items():
+        if value not in allowed:
+            raise PskdError(f"model {family!r}: {option}={value!r} must be one of {', '.join(allowed)}")
 
 
 def check_blocks(family: str, blocks: Sequence[int]) -> None:
