@@ -43,7 +43,7 @@ class PreActBlock(nn.Module):
         return residual.add_(shortcut)
 
 
-@family("preact_resnet", preact_resnet18={"blocks": (2, 2, 2, 2), "shortcut": "preact"})
+@family("preact_resnet", preact_resnet18={"blocks": (2, 2, 2, 2), "shortcut": "preact", "init": "torch"})
 class PreActResNet(StagedNet):
     """Stages of ``width`` times 1, 2, 4, ... channels with so many ``blocks``; (2, 2, 2, 2) is PreAct ResNet-18.
 
@@ -63,6 +63,7 @@ class PreActResNet(StagedNet):
         blocks: Sequence[int] = (2, 2, 2, 2),
         width: int = 64,
         shortcut: str = "raw",
+        init: str = "he",
     ) -> None:
         check_blocks("preact_resnet", blocks)
         check_positive("preact_resnet", width=width)
@@ -75,4 +76,5 @@ class PreActResNet(StagedNet):
             for stride in block_strides(stage, count):
                 stages[-1].append(PreActBlock(channels, out_channels, stride, shortcut))
                 channels = out_channels
-        super().__init__(conv_norm_relu(in_channels, width, 3), stages, stage_channels, nn.Identity(), num_classes)
+        stem = conv_norm_relu(in_channels, width, 3)
+        super().__init__(stem, stages, stage_channels, nn.Identity(), num_classes, init)
