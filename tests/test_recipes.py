@@ -53,6 +53,13 @@ def test_constants_of_the_paper() -> None:
     assert method("imagenet/resnet152", "cs_kd")["weight"] == 0.5
 
 
+@pytest.mark.parametrize("name", [name for name in recipes.names() if name.startswith(("cifar100/", "imagenet/"))])
+def test_images_are_changed_as_in_the_released_code(name: str) -> None:
+    augment = resolve(recipes.read_recipe(name)).augment  # type: ignore[attr-defined]
+    assert augment.box == "released"
+    assert augment.clamp == (not name.startswith("imagenet/"))
+
+
 def test_the_schedule_of_the_paper() -> None:
     cifar: Config = resolve(recipes.read_recipe("cifar100/pyramidnet200"))
     assert [cifar.optim.lr * cifar.optim.factor(e, 300) for e in (0, 149, 150, 224, 225, 299)] == pytest.approx(

@@ -27,6 +27,7 @@ class Augment:
         flip: mirror half of the images.
         jitter: brightness, contrast and saturation change by up to this part (ImageNet's recipe: 0.4).
         lighting: standard deviation of the shift along the principal colours (ImageNet's recipe: 0.1); RGB only.
+        clamp: keep colours in their range after each change of the jitter (ImageNet's recipe: false).
     """
 
     view: View
@@ -35,6 +36,7 @@ class Augment:
     flip: bool = True
     jitter: float = 0.0
     lighting: float = 0.0
+    clamp: bool = True
 
     def __post_init__(self) -> None:
         if self.crop not in get_args(Crop):
@@ -86,7 +88,7 @@ class Augment:
             images = geometry.mirror(images, places[:, 2] < 0.5)
         if self.jitter:
             numbers = uniform(index, seed=seed, epoch=epoch, stream="jitter", draws=4)
-            images = colour.jitter(images.float(), numbers, self.jitter)
+            images = colour.jitter(images.float(), numbers, self.jitter, self.clamp)
         if self.lighting:
             numbers = uniform(index, seed=seed, epoch=epoch, stream="lighting", draws=6)
             images = colour.lighting(images.float(), numbers, self.lighting)
