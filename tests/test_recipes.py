@@ -60,6 +60,13 @@ def test_images_are_changed_as_in_the_released_code(name: str) -> None:
     assert augment.clamp == (not name.startswith("imagenet/"))
 
 
+@pytest.mark.parametrize("name", [name for name in recipes.names() if TASK[name] == "translation"])
+def test_labels_of_translation_are_smoothed_over_all_words(name: str) -> None:
+    smoothing = resolve(recipes.read_recipe(name), ["method=label_smoothing"]).method.model_dump()
+    assert (smoothing["epsilon"], smoothing["others_only"]) == (0.1, False)
+    assert "(paper) vocabulary" not in recipes.find(name).read_text() or "9521" in recipes.find(name).read_text()
+
+
 def test_the_schedule_of_the_paper() -> None:
     cifar: Config = resolve(recipes.read_recipe("cifar100/pyramidnet200"))
     assert [cifar.optim.lr * cifar.optim.factor(e, 300) for e in (0, 149, 150, 224, 225, 299)] == pytest.approx(
