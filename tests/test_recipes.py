@@ -7,6 +7,7 @@ import torch
 
 from pskd import models, recipes
 from pskd.config import Config, resolve
+from pskd.data import published
 from pskd.models import seq2seq
 from pskd.registry import methods
 
@@ -65,6 +66,11 @@ def test_labels_of_translation_are_smoothed_over_all_words(name: str) -> None:
     smoothing = resolve(recipes.read_recipe(name), ["method=label_smoothing"]).method.model_dump()
     assert (smoothing["epsilon"], smoothing["others_only"]) == (0.1, False)
     assert "(paper) vocabulary" not in recipes.find(name).read_text() or "9521" in recipes.find(name).read_text()
+
+
+def test_the_deviations_of_the_released_code() -> None:
+    assert published.CIFAR10_STATISTICS == ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    assert published.CIFAR100_STATISTICS == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 
 def test_the_schedule_of_the_paper() -> None:

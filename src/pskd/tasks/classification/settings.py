@@ -41,7 +41,8 @@ class ModelConfig(base.ModelConfig):
 class AugmentConfig(Section):
     """`crop=pad` pads by `pad` pixels and cuts the old size; `resized` is ImageNet's random area and ratio.
 
-    `clamp` keeps colours in their range after each change of the `jitter`; the authors' code does not.
+    `crop=random` takes 7/8 of either side, anywhere: 224 pixels out of 256. `clamp` keeps colours in their range after
+    each change of the `jitter`; the authors' code does not.
 
     `mix` is Cutout with a square `hole`, or CutMix or Mixup with lambda ~ Beta(beta, beta). `box=released` makes the
     sides of CutMix's box even, as the authors' code does; `exact` keeps odd ones. `mix_probability` is that
@@ -49,7 +50,7 @@ class AugmentConfig(Section):
     probability 0.5.
     """
 
-    crop: Literal["pad", "resized", "none"] = "pad"
+    crop: Literal["pad", "resized", "random", "none"] = "pad"
     pad: Annotated[int, Field(ge=0)] = 4
     flip: bool = True
     jitter: NotNegative = 0.0
