@@ -7,6 +7,7 @@ import torch
 
 from pskd import models, recipes
 from pskd.config import Config, resolve
+from pskd.data import published
 from pskd.models import seq2seq
 from pskd.registry import methods
 
@@ -51,6 +52,25 @@ def test_constants_of_the_paper() -> None:
     assert method("imagenet/resnet152", "ps_kd")["alpha"] == 0.3
     assert method("imagenet/resnet152", "tf_kd")["variant"] == "reg"
     assert method("imagenet/resnet152", "cs_kd")["weight"] == 0.5
+
+
+@pytest.mark.parametrize("name", [name for name in recipes.names() if name.startswith(("cifar100/", "imagenet/"))])
+def test_images_are_changed_as_in_the_released_code(name: str) -> None:
+    augment = resolve(recipes.read_recipe(name)).augment  # type: ignore[attr-defined]
+    assert augment.box == "released"
+    assert augment.clamp == (not name.startswith("imagenet/"))
+
+
+@pytest.mark.parametrize("name", [name for name in recipes.names() if TASK[name] == "translation"])
+def test_labels_of_translation_are_smoothed_over_all_words(name: str) -> None:
+    smoothing = resolve(recipes.read_recipe(name), ["method=label_smoothing"]).method.model_dump()
+    assert (smoothing["epsilon"], smoothing["others_only"]) == (0.1, False)
+    assert "(paper) vocabulary" not in recipes.find(name).read_text() or "9521" in recipes.find(name).read_text()
+
+
+def test_the_deviations_of_the_released_code() -> None:
+    assert published.CIFAR10_STATISTICS == ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    assert published.CIFAR100_STATISTICS == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 
 def test_the_schedule_of_the_paper() -> None:

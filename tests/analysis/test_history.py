@@ -8,17 +8,21 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from helpers import small
 from processes import in_child
+from torch import Tensor
 
+from pskd.analysis.hard import rescaling
 from pskd.analysis.history import History, only_rescaled
 from pskd.engine.loop import train
 from pskd.runs.group import Group
 from pskd.runs.history import Epochs, read
+from pskd.study.results import Row, collect
 from pskd.targets import Past
 from pskd.tasks.base import Shown
 
@@ -86,6 +90,135 @@ def test_the_condition_of_the_rescaling() -> None:
     spread = ((1 - top.values.sum(1, keepdim=True)) / 3).expand(-1, 5).scatter(1, top.classes, top.values)
     dense = only_rescaled(logits, labels, Past(spread), alpha)
     assert only_rescaled(logits, labels, top, alpha).tolist() == dense.tolist()
+
+
+def as_first_format(path: Path) -> None:
+    """Write a record as the first format had it: the count in all of the header, and no pasts."""
+    raw = path.read_bytes()
+    count = int.from_bytes(raw[:7], "little")
+    assert raw[7] == 2
+    epochs = [raw[8 + place : 8 + place + 7 * count] for place in range(0, len(raw) - 8, 7 * count)]
+    path.write_bytes(count.to_bytes(8, "little") + b"".join(one[: 4 * count] + one[6 * count :] for one in epochs))
+
+
+def test_the_past_is_the_one_that_the_method_used(tmp_path: Path) -> None:
+    """Dense and top-k pasts, some of them not known; near 1 as exact as near 0."""
+    torch.manual_seed(0)
+    logits, labels = torch.randn(300, 6), torch.randint(6, (300,))
+    past = torch.softmax(4 * torch.randn(300, 6, dtype=torch.float64), 1)
+    known = torch.rand(300) < 0.8
+    order = past.argsort(1, descending=True)[:, :3]
+    top = past.gather(1, order)
+    spread = ((1 - top.sum(1, keepdim=True)) / 3).expand(-1, 6).scatter(1, order, top)
+    for given, whole in ((Past(past, None, known), past), (Past(top.float(), order, known), spread)):
+        method = SimpleNamespace(watch=None)
+        history = History(tmp_path / "history.bin", 300, HERE, method)  # type: ignore[arg-type]
+        history.cut(0)
+        assert method.watch is not None
+        method.watch(logits, labels, given, 0.3)
+        history.batch(Shown(torch.arange(300), logits, labels, None))
+        history.batch(Shown(torch.arange(100), logits[:100], labels[:100], None))  # one that had no past
+        history.end_epoch(Group())
+        found = read(history.path)
+        assert found is not None
+        expected = torch.where(known, 1 - whole.gather(1, labels[:, None])[:, 0], torch.nan)
+        expected[:100] = torch.nan
+        np.testing.assert_allclose(found.of().past_wrong[0], expected.numpy(), rtol=2e-3, atol=3e-6)
+
+
+def factors_of_a_run(out: Path, *words: str) -> tuple[Row, list[np.ndarray]]:
+    """A finished run as a row of a report, and the ratio of the gradients' L1 norms, computed as it was trained.
+
+    Of each epoch from the second one on; of the samples that meet the condition.
+    """
+    direct: list[list[Tensor]] = []
+    original = History._compare
+
+    def spied(self: History, logits: Tensor, labels: Tensor, past: Past, alpha: float) -> None:
+        z = logits.detach().double().requires_grad_()
+        y = torch.nn.functional.one_hot(labels, z.shape[1])
+        with torch.enable_grad():
+            soft = -((1 - alpha) * y + alpha * past.values.double()) * z.log_softmax(1)
+            hard = -y * z.log_softmax(1)
+            norms = [torch.autograd.grad(loss.sum(), z, retain_graph=True)[0].abs().sum(1) for loss in (soft, hard)]
+        original(self, logits, labels, past, alpha)
+        direct[-1].append((norms[0] / norms[1])[only_rescaled(logits, labels, past, alpha)])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(History, "_compare", spied)
+        patch.setattr(History, "cut", lambda self, epochs, cut=History.cut: (direct.append([]), cut(self, epochs))[1])
+        ended = History.end_epoch
+        patch.setattr(History, "end_epoch", lambda self, group: (direct.append([]), ended(self, group))[1])
+        config = small("epochs=5", "method.alpha=0.5", *words)
+        train(config, out)
+    (collection,) = collect([out])
+    return collection.rows[0], [torch.cat(epoch).numpy() for epoch in direct[1:-1]]
+
+
+@pytest.mark.parametrize("words", [("method.memory=bank",), ("method.memory=snapshot",)])
+def test_the_rescaling_is_the_ratio_of_the_gradients_norms(tmp_path: Path, words: tuple[str, ...]) -> None:
+    row, direct = factors_of_a_run(tmp_path / "run", *words)
+    found = rescaling(row)
+    assert found is not None
+    assert found.epochs.tolist() == [2, 3, 4, 5]
+    for place, epoch in enumerate(direct):
+        assert (epoch > -1e-9).all()
+        expected = np.percentile(epoch, (25, 50, 75))
+        np.testing.assert_allclose(
+            [found.lower[place], found.median[place], found.upper[place]], expected, rtol=0, atol=2e-3
+        )
+        assert found.share[place] == pytest.approx(len(epoch) / 200, abs=0.011)
+    assert (found.lower >= 0).all()
+
+
+def test_a_record_of_the_first_format(tmp_path: Path) -> None:
+    """It is read; a bank's past is then the epoch before, and of a snapshot nothing is known."""
+    for memory in ("bank", "snapshot"):
+        out = tmp_path / memory
+        row, _ = factors_of_a_run(out, f"method.memory={memory}")
+        exact, recorded = rescaling(row), read(out / "history.bin")
+        assert recorded is not None
+        whole, times = recorded.of(), recorded.times_correct()
+        as_first_format(out / "history.bin")
+        (collection,) = collect([out])
+        old, estimate = read(out / "history.bin"), rescaling(collection.rows[0])
+        assert exact is not None
+        assert old is not None
+        for name in ("target", "wrong", "maximum", "correct", "rescaled"):
+            np.testing.assert_array_equal(getattr(old.of(), name), getattr(whole, name))
+        assert np.isnan(old.of().past_wrong).all()
+        np.testing.assert_array_equal(old.times_correct(), times)
+        if memory == "snapshot":
+            assert estimate is None
+        else:
+            assert estimate is not None
+            np.testing.assert_allclose(estimate.median, exact.median, atol=2e-3)
+
+
+def test_a_run_of_the_first_format_goes_on_in_the_current_one(tmp_path: Path) -> None:
+    logits = torch.tensor([[2.0, 0.0], [0.0, 3.0]])
+    shown = Shown(torch.arange(2), logits, torch.tensor([0, 0]), None)
+    history = History(tmp_path / "history.bin", 2, HERE)
+    history.cut(0)
+    for _ in range(3):
+        history.batch(shown)
+        history.end_epoch(Group())
+    recorded = read(history.path)
+    assert recorded is not None
+    before = recorded.of()
+    as_first_format(history.path)
+    history.batch(shown)
+    state = history.state(Group())
+    resumed = History(history.path, 2, HERE)
+    resumed.cut(2)
+    resumed.load(torch.cat((state[:8], state[-2:])))  # what a checkpoint of then holds
+    resumed.end_epoch(Group())
+    found = read(history.path)
+    assert found is not None
+    assert found.version == 2
+    np.testing.assert_array_equal(found.of().target, before.target)
+    np.testing.assert_array_equal(found.of().correct, before.correct)
+    assert np.isnan(found.of().past_wrong).all()
 
 
 def test_a_killed_run_records_the_same(tmp_path: Path, undisturbed: Callable[..., Path]) -> None:

@@ -26,6 +26,26 @@ def test_jitter_equals_torchvision_with_the_same_factors_and_order():
         assert torch.allclose(result / 255, expected, atol=0.3 / 255)
 
 
+def test_jitter_without_clamping_is_three_blends():
+    """Each with black, the mean grey or the grey image, one after the other; some values leave 0..255."""
+    uniform = torch.rand(60, 4)
+    uniform[:, 3] = (torch.arange(60) % 6 + 0.5) / 6
+    images = torch.randint(0, 256, (60, 3, 9, 7)).float()
+    ours = colour.jitter(images, uniform, 0.4, clamp=False)
+    for number, (image, result) in enumerate(zip(images.double(), ours, strict=True)):
+        for change in colour._ORDERS[number % 6]:
+            factor = 1 + 0.4 * (2 * float(uniform[number, change]) - 1)
+            grey = 0.299 * image[0] + 0.587 * image[1] + 0.114 * image[2]
+            other = (torch.zeros(1), grey.mean(), grey)[change]
+            image = factor * image + (1 - factor) * other
+        assert torch.allclose(result.double(), image, atol=0.3)
+    outside = ((ours < 0) | (ours > 255)).float().mean()
+    assert 0.02 < outside < 0.3
+    clamped = colour.jitter(images, uniform, 0.4)
+    assert clamped.min() >= 0
+    assert clamped.max() <= 255
+
+
 def test_jitter_of_no_strength_changes_nothing():
     images = torch.randint(0, 256, (5, 3, 4, 4)).float()
     assert torch.allclose(colour.jitter(images, torch.rand(5, 4), 0.0), images)

@@ -35,6 +35,20 @@ def test_shifted_crop_leaves_its_input_alone():
     assert torch.equal(images, before)
 
 
+@pytest.mark.parametrize(("height", "width"), [(256, 256), (375, 500)])
+def test_shifted_boxes_are_224_of_256_pixels_at_every_place(height: int, width: int):
+    n = 40_000
+    top, left, box_height, box_width = geometry.shifted_boxes(torch.rand(n, 22), height, width).unbind(1)
+    assert (set(box_height.tolist()), set(box_width.tolist())) == ({round(height * 7 / 8)}, {round(width * 7 / 8)})
+    for start, free in ((top, height - round(height * 7 / 8)), (left, width - round(width * 7 / 8))):
+        assert (int(start.min()), int(start.max())) == (0, free)
+        # A uniform number among 0..free: mean and variance within five standard errors.
+        variance = ((free + 1) ** 2 - 1) / 12
+        assert abs(float(start.double().mean()) - free / 2) < 5 * (variance / n) ** 0.5
+        assert float(start.double().var()) == pytest.approx(variance, rel=5 * (0.8 / n) ** 0.5)
+    assert abs(float(torch.corrcoef(torch.stack((top, left)).double())[0, 1])) < 5 / n**0.5
+
+
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (375, 500), (64, 200)])
 def test_boxes_are_distributed_as_torchvisions(height: int, width: int):
     n = 4000

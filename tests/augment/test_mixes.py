@@ -150,17 +150,19 @@ class TestCutMix:
         mixed = own != other  # with itself an image stays as it is
         assert torch.equal(lam[mixed], (height * width - pasted.sum((1, 2)))[mixed] / (height * width))
 
+    @pytest.mark.parametrize("exact", [True, False])
     @pytest.mark.parametrize("beta", BETA_CDF)
-    def test_areas_have_the_published_distribution(self, beta: float) -> None:
+    def test_areas_have_the_published_distribution(self, beta: float, exact: bool) -> None:
         height, width = 8, 5
         pixels = height * width
-        _, (_, _, lam) = cutmix(torch.zeros(B, 1, height, width), INDEX, INDEX, beta=beta, **draw)
+        _, (_, _, lam) = cutmix(torch.zeros(B, 1, height, width), INDEX, INDEX, beta=beta, exact=exact, **draw)
         counts = torch.bincount(((1 - lam) * pixels).round().long(), minlength=pixels + 1)
 
         def covered(side: int, size: int) -> list[int]:
-            """How many of ``side`` places lie in the image, for each centre."""
+            """How many of ``side`` places, or from c - side // 2 to c + side // 2, lie in the image, for each c."""
             starts = [centre - side // 2 for centre in range(size)]
-            return [min(start + side, size) - max(start, 0) for start in starts]
+            length = side if exact else 2 * (side // 2)
+            return [min(start + length, size) - max(start, 0) for start in starts]
 
         # The box's sides are int(height * cut) and int(width * cut): they change at these values of cut.
         cuts = sorted({i / height for i in range(height + 1)} | {i / width for i in range(width + 1)})
@@ -172,6 +174,17 @@ class TestCutMix:
                 for columns in covered(int(width * middle), width):
                     expected[rows * columns] += probability / pixels
         assert_shares(counts, expected)
+
+    @pytest.mark.parametrize(("exact", "expected"), [(True, 0.310), (False, 0.299)])
+    def test_the_mean_area_at_32_pixels(self, exact: bool, expected: float) -> None:
+        pasted = torch.cat(
+            [
+                1 - cutmix(torch.zeros(B, 1, 32, 32), INDEX, INDEX, seed=3, epoch=epoch, exact=exact)[1][2]
+                for epoch in range(6)
+            ]
+        ).double()
+        assert float(pasted.mean()) == pytest.approx(expected, abs=5e-4 + 4 * float(pasted.std()) / len(pasted) ** 0.5)
+        assert len(pasted) == 120_000
 
     def test_without_apply_lam_is_1(self) -> None:
         taken = half(INDEX[:64], **draw)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from pskd.augment import Augment
 from pskd.data import View
@@ -15,6 +17,16 @@ SETTINGS = {
     "everything": {"crop": "pad", "jitter": 0.4, "lighting": 0.1},
     "plain": {"crop": "none", "flip": False},
 }
+
+
+def test_a_random_crop_is_a_part_of_an_image_of_256_pixels_as_it_is():
+    pixels = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
+    view = View(3, (224, 224), 256, RGB.mean, RGB.std)
+    opened = Augment(view, crop="random").open(Image.fromarray(pixels), torch.tensor([7]), seed=0, epoch=1)
+    windows = torch.from_numpy(pixels).permute(2, 0, 1).unfold(1, 224, 1).unfold(2, 224, 1)[:, :, :, 0, 0]
+    places = (windows == opened[:, None, None, 0, 0]).all(0).nonzero().tolist()
+    crops = [torch.from_numpy(pixels[y : y + 224, x : x + 224]).permute(2, 0, 1) for y, x in places]
+    assert any(torch.equal(crop, opened) for crop in crops)
 
 
 def photos(n: int) -> torch.Tensor:
@@ -96,7 +108,7 @@ def test_flip_alone_mirrors_half():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"crop": "centre"}, "augment.crop=centre.*pad, resized, none"),
+        ({"crop": "centre"}, "augment.crop=centre.*pad, resized, random, none"),
         ({"pad": -1}, "augment.pad=-1"),
         ({"jitter": 1.5}, "augment.jitter=1.5"),
         ({"jitter": float("nan")}, "augment.jitter=nan"),

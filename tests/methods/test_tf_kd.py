@@ -11,7 +11,7 @@ from helpers import value_and_gradient
 from torch import Tensor
 
 from pskd.errors import PskdError
-from pskd.methods.tf_kd import TFKD
+from pskd.methods.tf_kd import TFKD, tf_kd_reg_loss
 
 B, K = 6, 5
 
@@ -29,10 +29,10 @@ def hand_made(label: int, a: float) -> Tensor:
 
 
 def literal_reg(z: Tensor, label: int, temperature: float, alpha: float, a: float) -> Tensor:
-    """One sample's loss as published, with T^2; softening is raising to the power 1/T and normalising."""
+    """One sample's loss as published; softening is raising to the power 1/T and normalising."""
     powers = hand_made(label, a) ** (1 / temperature)
     kl = divergence(powers / powers.sum(), softmax(z, temperature))
-    return -(1 - alpha) * torch.log(softmax(z)[label]) + alpha * temperature**2 * kl
+    return -(1 - alpha) * torch.log(softmax(z)[label]) + alpha * kl
 
 
 def literal_released(z: Tensor, label: int, temperature: float, alpha: float, a: float) -> Tensor:
@@ -93,14 +93,27 @@ def test_reg_equals_the_equation_in_value_and_gradient(
         assert torch.autograd.gradcheck(lambda z: method(z, labels), (logits,))
 
 
-def test_reg_without_t_squared(logits: Tensor, labels: Tensor) -> None:
-    """multiplier = 1 / T^2 is the published equation to the letter."""
+def test_reg_is_the_published_equation_for_whole_batches(logits: Tensor, labels: Tensor) -> None:
     powers = torch.stack([hand_made(y, 0.95) for y in labels.tolist()]) ** (1 / 40)
     student = F.log_softmax(logits / 40, 1)
     kl = F.kl_div(student, powers / powers.sum(1, keepdim=True), reduction="batchmean")
     expected = 0.9 * F.cross_entropy(logits, labels) + 0.1 * kl
-    actual = TFKD("reg", multiplier=1 / 40**2)(logits, labels)
+    actual = TFKD("reg")(logits, labels)
     torch.testing.assert_close(value_and_gradient(actual, logits), value_and_gradient(expected, logits))
+
+
+def test_self_without_t_squared(logits: Tensor, labels: Tensor, teacher: Tensor) -> None:
+    """multiplier = 1 / T^2 is the published equation to the letter."""
+    kl = F.kl_div(F.log_softmax(logits / 20, 1), F.softmax(teacher / 20, 1), reduction="batchmean")
+    expected = 0.05 * F.cross_entropy(logits, labels) + 0.95 * kl
+    actual = TFKD(multiplier=1 / 20**2)(logits, labels, teacher_logits=teacher)
+    torch.testing.assert_close(value_and_gradient(actual, logits), value_and_gradient(expected, logits))
+
+
+def test_the_plain_function_of_reg_is_the_equation(logits: Tensor, labels: Tensor) -> None:
+    each = [literal_reg(z, y, 40, 0.1, 0.95) for z, y in zip(logits, labels.tolist(), strict=True)]
+    expected = value_and_gradient(torch.stack(each).mean(), logits)
+    torch.testing.assert_close(value_and_gradient(tf_kd_reg_loss(logits, labels), logits), expected)
 
 
 def test_reg_at_temperature_1_is_label_smoothing_up_to_a_constant(logits: Tensor, labels: Tensor) -> None:

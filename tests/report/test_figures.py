@@ -44,4 +44,4 @@ def test_what_a_method_or_a_task_of_ones_own_records_is_drawn() -> None:
 def test_many_rows_without_a_known_best_are_the_first_ones() -> None:
     rows = [row(str(place), {"train_loss": 1.0, "test": {"mine": float(place)}}) for place in range(12)]
     titles = [figure.title for figure in figures(Collection("", "", rows))]
-    assert "Training loss over the epochs: the first 10 of 12 rows" in titles
+    assert "Training loss over the epochs: the first 11 of 12 rows" in titles

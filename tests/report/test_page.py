@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 from browser import Browser
+from helpers import pskd
 
 from pskd.errors import PskdError
 from pskd.report.figure import FORMATS, Figure
 from pskd.report.figures import figures
 from pskd.report.page import Part, report
-from pskd.report.samples import side_by_side
+from pskd.report.samples import readable, side_by_side
 from pskd.study.cells import Study
 from pskd.study.results import Collection, collect
 
@@ -94,7 +95,7 @@ def test_the_papers_number_is_beside_ours(browser: Browser, page: Path) -> None:
 def test_two_hundred_runs(two_hundred: list[Path], tmp_path: Path) -> None:
     report(two_hundred, tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size < 5e6
-    assert "the 10 best of 40 rows" in (tmp_path / "report.html").read_text()
+    assert "the 11 best of 40 rows" in (tmp_path / "report.html").read_text()
 
 
 def test_what_a_page_leaves_out_it_says() -> None:
@@ -112,6 +113,50 @@ def test_the_baseline_comes_first_wherever_it_stands(finished: Study) -> None:
     assert pair is not None
     assert turned is not None
     assert pair.names == turned.names == (rows[0].short, "PS-KD")
+
+
+def test_samples_of_the_command_line_are_numbers(
+    finished: Study, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, page = str(finished.folder), str(tmp_path / "report.html")
+    code, _, errors = pskd(capfd, "report", folder, "-o", page, "--samples", "17,x")
+    assert code == 2
+    assert "--samples: 'x' is not a sample's number" in errors
+    assert pskd(capfd, "report", folder, "-o", page, "--samples", "17, 42")[0] == 0
+    assert "sample 17, label" in Path(page).read_text()
+
+
+def test_samples_can_be_chosen(finished: Study, tmp_path: Path) -> None:
+    rows = collect([finished.folder])[0].rows
+    pair, differing = side_by_side(rows, [17, 42]), side_by_side(rows)
+    assert pair is not None
+    assert differing is not None
+    assert [sample.number for sample in pair.samples] == [17, 42]
+    assert [sample.label for sample in pair.samples] == ["2", "0"]  # the labels count 0, 1, 2 in turn
+    assert len({sample.number for sample in differing.samples}) == 8
+    predictions = rows[1].runs[0].predictions()
+    assert predictions is not None
+    likeliest = float(predictions.probs[42].max())
+    assert pair.samples[1].sides[1].classes[0][1] == pytest.approx(likeliest)
+    with pytest.raises(PskdError, match=r"--samples: there is no test sample 60; the numbers are 0 to 59"):
+        side_by_side(rows, [3, 60])
+    report([finished.folder], tmp_path / "report.html", samples=[17, 42])
+    text = (tmp_path / "report.html").read_text()
+    assert "Chosen test samples" in text
+    assert "sample 42, label" in text
+
+
+def test_imagenets_classes_have_names() -> None:
+    """In the order of their numbers, wherever a class stands; of other classes the names stay."""
+    numbers = [f"n{place:08d}" for place in range(1000)]
+    names = readable(numbers)
+    facts = {0: "tench", 56: "king snake", 58: "water snake", 324: "cabbage butterfly", 465: "bulletproof vest"}
+    facts |= {464: "buckle", 526: "desk", 544: "Dutch oven", 647: "measuring cup", 799: "sliding door"}
+    facts |= {827: "stove", 950: "orange", 999: "toilet tissue"}
+    assert {place: names[place] for place in facts} == facts
+    assert list(readable(numbers[::-1])) == list(names)[::-1]
+    assert readable(numbers[:20]) == numbers[:20]
+    assert readable(["cat", "dog"]) == ["cat", "dog"]
 
 
 def test_mistakes(tmp_path: Path, finished: Study) -> None:

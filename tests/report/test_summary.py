@@ -15,7 +15,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from pskd.analysis.ensembles import ensemble
-from pskd.report.summary import compare, paired_chance
+from pskd.report.summary import by_class, compare, paired_chance
 from pskd.study.cells import Paper, Study
 from pskd.study.results import Collection, Row, collect
 
@@ -91,6 +91,35 @@ def test_the_papers_numbers_are_marked_where_settings_differ() -> None:
     assert "train.epochs: 300, 3" in table.markdown()
     assert r"$21.00 \pm 1.41$ (paper 24.18$^*$)" in table.latex()
     assert r"{\boldmath$18.50 \pm 0.71$}" in table.latex()
+
+
+def test_rows_that_the_paper_quotes_stand_by_themselves() -> None:
+    literature = {"DenseNet-264": (22.15, None)}
+    paper = Paper(table="Table 4", columns=("top1_error", "nll"), rows={}, literature=literature)
+    table = compare(collection(row("CE", [23.0, 25.0]), row("PS-KD", [24.0, 25.0]), paper=paper))
+    assert list(table.frames) == ["literature", "ResNet"]
+    (quoted,) = table.frames["literature"]
+    assert (quoted.label, quoted.seeds, quoted.entries) == ("DenseNet-264", 0, [(22.15, None, False, False, None)])
+    assert table.frames["ResNet"][0].entries[0].best  # type: ignore[union-attr]  # among the runs
+    assert table.notes[-1] == "Literature: what Table 4 quotes from others, no run of ours."
+    assert "| literature · DenseNet-264 | 0 | 22.15 |" in table.markdown()
+
+
+def test_average_precision_by_class_beside_the_papers() -> None:
+    def detector(name: str, *found: dict[str, float]) -> Row:
+        runs: Any = [SimpleNamespace(seed=seed, metrics={"ap_per_class": one}) for seed, one in enumerate(found)]
+        return Row({"trunk": name}, runs)
+
+    classes = Paper(table="Table S3", columns=("cat", "dog"), rows={"LS": (0.8749, 0.8782)})
+    paper = Paper(table="Table 5", columns=("map50",), rows={}, by_class=classes)
+    rows = detector("CE", {"dog": 0.5, "cat": 0.25}), detector("LS", {"dog": 0.75, "cat": 0.2}, {"dog": 0.85})
+    table = by_class(collection(*rows, paper=paper))
+    assert table is not None
+    assert table.header == ["dog", "cat"]
+    assert "| LS | 2 | **0.8000 ± 0.0707** (paper 0.8782) | 0.2000 (paper 0.8749) |" in table.markdown()
+    assert "| CE | 1 | 0.5000 | **0.2500** |" in table.markdown()
+    assert table.notes[-1] == "In brackets or below: the paper's Table S3."
+    assert by_class(collection(row("CE", [20.0]))) is None
 
 
 def test_names_cannot_break_a_table() -> None:

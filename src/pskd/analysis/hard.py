@@ -60,20 +60,29 @@ def over_training(rows: Sequence[Row]) -> HardExamples | None:
 
 
 def rescaling(row: Row) -> Rescaling | None:
-    """``1 - alpha_t * gamma_(t-1) / gamma_t`` of a row's first seed; None if it recorded no alpha_t, or no samples."""
+    """``1 - alpha_t * gamma_past / gamma_t`` of a row's first seed; None if it recorded no alpha_t, or no samples.
+
+    The past is the one that the method used. The first format of the record does not have it: there the prediction of
+    the epoch before stands for it, which is right for a memory that keeps the training's own predictions, and no other.
+    """
     recorded = row.runs[0].history
     alphas = {record["epoch"]: record["alpha_t"] for record in row.runs[0].epochs if "alpha_t" in record}
     if recorded is None or recorded.num_epochs < 2 or len(alphas) < recorded.num_epochs:
+        return None
+    estimated = recorded.version == 0
+    if estimated and getattr(row.runs[0].config.method, "memory", None) != "bank":
         return None
     epochs = np.unique(np.linspace(1, recorded.num_epochs - 1, min(EPOCHS, recorded.num_epochs - 1)).astype(int))
     quartiles, shares = [], []
     for epoch in epochs.tolist():
         pair = recorded.of([epoch - 1, epoch])
-        (before, now), held = pair.wrong, pair.rescaled[1]
+        now, held = pair.wrong[1], pair.rescaled[1]
+        before = pair.wrong[0] if estimated else pair.past_wrong[1]
         known = ~np.isnan(before) & ~np.isnan(now)
         shares.append(held[known].mean() if known.any() else np.nan)
         use = known & held & (now > 0)
-        factor = 1 - alphas[epoch + 1] * before[use] / now[use]
+        # Where the condition holds, only the rounding of the record makes it negative.
+        factor = np.maximum(0, 1 - alphas[epoch + 1] * before[use] / now[use])
         quartiles.append(np.percentile(factor, (25, 50, 75)) if use.any() else [np.nan] * 3)
     lower, median, upper = np.array(quartiles).T
     return Rescaling(epochs + 1, lower, median, upper, np.array(shares))

@@ -11,7 +11,7 @@ from torch import Tensor
 from pskd import registry
 from pskd.methods.base import Method
 from pskd.runs.group import Group
-from pskd.runs.history import HEADER, PER_SAMPLE, RESCALED
+from pskd.runs.history import HALVES, HEADER, RESCALED, VERSION, block_size, header, renew
 from pskd.targets import Past, Targets
 from pskd.tasks.base import Shown, Task
 
@@ -32,14 +32,15 @@ def record_history(folder: Path, task: Task, method: Method, device: torch.devic
 class History:
     """The current epoch's record, on the training device, and the file that it goes to; an observer of the training.
 
-    A method that softens targets by past predictions shows them, so that the gradient's rescaling can be recorded.
+    A method that softens targets by past predictions shows those that it uses, from wherever it has them, so that the
+    gradient's rescaling can be recorded.
     """
 
     def __init__(self, path: Path, num_samples: int, device: torch.device, method: Method | None = None) -> None:
         self.path, self.num_samples = path, num_samples
-        self.probabilities = torch.zeros(2, num_samples, dtype=torch.float16, device=device)
+        self.probabilities = torch.zeros(HALVES[VERSION], num_samples, dtype=torch.float16, device=device)
         self.flags = torch.zeros(num_samples, dtype=torch.uint8, device=device)
-        self._rescaled: Tensor | None = None
+        self._compared: tuple[Tensor, Tensor] | None = None
         if method is not None:
             method.watch = self._compare
 
@@ -55,11 +56,12 @@ class History:
         normalizer = logits.logsumexp(1)
         target = logits.gather(1, labels[:, None])[:, 0] - normalizer
         target = torch.where(target > LOG_HALF, -torch.expm1(target).abs(), target.exp())
-        probabilities = torch.stack((target, (top - normalizer).exp())).half()
-        flags = (guess == labels).byte()
-        if self._rescaled is not None:
-            flags += RESCALED * self._rescaled.byte()
-            self._rescaled = None
+        flags, past = (guess == labels).byte(), torch.full_like(target, torch.nan)
+        if self._compared is not None:
+            rescaled, past = self._compared
+            flags += RESCALED * rescaled.byte()
+            self._compared = None
+        probabilities = torch.stack((target, (top - normalizer).exp(), past)).half()
         if plain is not None:
             probabilities = torch.where(plain, probabilities, self.probabilities[:, index])
             flags = torch.where(plain, flags, self.flags[index])
@@ -76,34 +78,48 @@ class History:
         self.flags.zero_()
 
     def state(self, group: Group) -> Tensor:
-        """The epoch so far, of all processes: 5 N bytes, on the CPU."""
+        """The epoch so far, of all processes: 7 N bytes, on the CPU."""
         parts = (self.probabilities.view(torch.uint8).flatten(), self.flags)
         return group.sum(torch.cat(parts).cpu())  # a sample is one process's; it has zeros on the others
 
     def load(self, state: Tensor) -> None:
-        """Go on with an epoch. On the leader only: ``state`` is what all processes had recorded."""
-        self.probabilities.copy_(state[: -self.num_samples].view(torch.float16).view(2, -1))
+        """Go on with an epoch. On the leader only: ``state`` is what all processes had recorded.
+
+        Of the first format it has no pasts.
+        """
+        halves = state[: -self.num_samples].view(torch.float16).view(-1, self.num_samples)
+        self.probabilities[-1, halves[1] != 0] = torch.nan
+        self.probabilities[: len(halves)].copy_(halves)
         self.flags.copy_(state[-self.num_samples :])
 
     def cut(self, epochs: int) -> None:
         """Drop what was written past the first ``epochs``: a resumed run will write it again."""
         if not self.path.exists():
-            self.path.write_bytes(self.num_samples.to_bytes(HEADER, "little"))
-        os.truncate(self.path, HEADER + PER_SAMPLE * self.num_samples * epochs)
+            self.path.write_bytes(header(self.num_samples))
+        renew(self.path)
+        os.truncate(self.path, HEADER + block_size(self.num_samples) * epochs)
 
     @torch.no_grad()
     def _compare(self, logits: Tensor, labels: Targets, past: Past, alpha: float) -> None:
         label = labels[0] if isinstance(labels, tuple) else labels
-        self._rescaled = only_rescaled(logits, label, past, alpha)
+        values = _dense(past, logits.shape[1])
+        # Not 1 - p: of a past that was stored in half precision nothing would be left near p = 1.
+        wrong = values.scatter(1, label[:, None], 0.0).sum(1)
+        wrong = wrong if past.known is None else wrong.masked_fill(~past.known, torch.nan)
+        self._compared = only_rescaled(logits, label, past, alpha), wrong
 
 
 def only_rescaled(logits: Tensor, labels: Tensor, past: Past, alpha: float) -> Tensor:
     """True (B) where ``alpha <= p_(t,i) / p_(t-1,i)`` for every class i but the label's (the theory's condition)."""
-    values = past.values.float()
-    if past.classes is not None:
-        others = logits.shape[1] - values.shape[1]
-        rest = (1 - values.sum(1, keepdim=True)).clamp_min(0) / max(1, others)
-        values = rest.expand(logits.shape).scatter(1, past.classes, values)
-    surplus = torch.softmax(logits.float(), 1) - alpha * values
+    surplus = torch.softmax(logits.float(), 1) - alpha * _dense(past, logits.shape[1])
     met = surplus.scatter_(1, labels[:, None], 0.0).amin(1) >= 0
     return met if past.known is None else met & past.known
+
+
+def _dense(past: Past, num_classes: int) -> Tensor:
+    """Past predictions with a value for every class, (B, K) float32."""
+    values = past.values.float()
+    if past.classes is None:
+        return values
+    rest = (1 - values.sum(1, keepdim=True)).clamp_min(0) / max(1, num_classes - values.shape[1])
+    return rest.expand(len(values), num_classes).scatter(1, past.classes, values)

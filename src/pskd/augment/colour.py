@@ -24,7 +24,7 @@ _DEVIATIONS = (0.2175, 0.0188, 0.0045)
 _ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 
 
-def jitter(images: Tensor, uniform: Tensor, strength: float) -> Tensor:
+def jitter(images: Tensor, uniform: Tensor, strength: float, clamp: bool = True) -> Tensor:
     """Brightness, contrast and saturation, each by a factor in 1 - strength .. 1 + strength, in random order.
 
     All three blend the image with something: black, its mean grey, its grey version.
@@ -32,6 +32,7 @@ def jitter(images: Tensor, uniform: Tensor, strength: float) -> Tensor:
     Args:
         images: (B, C, H, W) float32 in 0..255, C = 3 or 1.
         uniform: (B, 4) numbers in [0, 1): three factors and the order.
+        clamp: keep values in 0..255 after each change. CutMix's and the paper's code for ImageNet does not.
     """
     factors = 1 + strength * (2 * uniform[:, :3] - 1)
     orders = constant(_ORDERS, torch.int64, images.device)[(uniform[:, 3] * len(_ORDERS)).long()]
@@ -41,7 +42,9 @@ def jitter(images: Tensor, uniform: Tensor, strength: float) -> Tensor:
         grey = _grey(images)
         mean = grey.round().sum(dim=(1, 2, 3), keepdim=True, dtype=torch.int64) / grey[0].numel()
         other = (change == 1) * mean + (change == 2) * grey
-        images = (images * factor + other * (1 - factor)).clamp_(0, 255)
+        images = images * factor + other * (1 - factor)
+        if clamp:
+            images.clamp_(0, 255)
     return images
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 AREA = (0.08, 1.0)
 RATIO = (3 / 4, 4 / 3)
 ATTEMPTS = 10
+PART = 224 / 256  # of either side, that a random crop without another shape takes
 
 
 def mirror(images: Tensor, flip: Tensor) -> Tensor:
@@ -67,6 +68,13 @@ def random_boxes(uniform: Tensor, height: int, width: int) -> Tensor:
     top = torch.where(found, (place[:, 0] * (free_rows + 1)).long(), free_rows // 2)
     left = torch.where(found, (place[:, 1] * (free_columns + 1)).long(), free_columns // 2)
     return torch.stack((top, left, box_height, box_width), dim=1)
+
+
+def shifted_boxes(uniform: Tensor, height: int, width: int) -> Tensor:
+    """Boxes of ``PART`` of either side, anywhere inside an image; arguments and result are those of `random_boxes`."""
+    size = torch.tensor((round(PART * height), round(PART * width)), device=uniform.device)
+    free = torch.tensor((height, width), device=uniform.device) - size
+    return torch.cat(((uniform[:, -2:] * (free + 1)).long(), size.expand(len(uniform), 2)), dim=1)
 
 
 def _largest_within_ratio(height: int, width: int) -> tuple[int, int]:

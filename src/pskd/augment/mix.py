@@ -32,6 +32,7 @@ class Mix:
         hole: side of Cutout's square in pixels.
         beta: of CutMix's and Mixup's Beta distribution.
         probability: of mixing a batch, where the method does not share; None is 0.5 for CutMix, 1 for the others.
+        box: of CutMix, "exact" or "released": see ``cutmix``.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Mix:
     hole: int = 8
     beta: float = 1.0
     probability: float | None = None
+    box: str = "exact"
 
     def __call__(self, images: Tensor, labels: Tensor, index: Tensor, *, seed: int, epoch: int) -> Mixed:
         """Mix normalised ``images`` (B, C, H, W) **in place**; labels and index are (B)."""
@@ -55,7 +57,10 @@ class Mix:
         if self.name == "cutout":
             return Mixed(cutout(images, index, seed=seed, epoch=epoch, hole=self.hole, apply=apply), labels, distilled)
         if self.name == "cutmix":
-            images, pair = cutmix(images, labels, index, seed=seed, epoch=epoch, beta=self.beta, apply=apply)
+            exact = self.box == "exact"
+            images, pair = cutmix(
+                images, labels, index, seed=seed, epoch=epoch, beta=self.beta, exact=exact, apply=apply
+            )
         else:
             images, pair = mixup(images, labels, index, seed=seed, epoch=epoch, alpha=self.beta, apply=apply)
         return Mixed(images, pair, distilled)

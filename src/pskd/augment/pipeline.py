@@ -12,7 +12,8 @@ from pskd.data.view import Source, View
 from pskd.errors import PskdError
 from pskd.random import uniform
 
-Crop = Literal["pad", "resized", "none"]
+Crop = Literal["pad", "resized", "random", "none"]
+BOXES = ("resized", "random")  # crops that are a box of the image, resized
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,13 @@ class Augment:
     Args:
         view: the images' size and normalisation.
         crop: ``"pad"``: as large as the image, from the image with a black border; ``"resized"``: a random box of 8 to
-            100% of the area, resized; ``"none"``.
+            100% of the area, resized; ``"random"``: a random box of 7/8 of either side, resized: 224 pixels out of an
+            image that was resized to 256; ``"none"``.
         pad: the border's width in pixels.
         flip: mirror half of the images.
         jitter: brightness, contrast and saturation change by up to this part (ImageNet's recipe: 0.4).
         lighting: standard deviation of the shift along the principal colours (ImageNet's recipe: 0.1); RGB only.
+        clamp: keep colours in their range after each change of the jitter (ImageNet's recipe: false).
     """
 
     view: View
@@ -35,6 +38,7 @@ class Augment:
     flip: bool = True
     jitter: float = 0.0
     lighting: float = 0.0
+    clamp: bool = True
 
     def __post_init__(self) -> None:
         if self.crop not in get_args(Crop):
@@ -49,7 +53,7 @@ class Augment:
             raise PskdError(f"augment.lighting={self.lighting} needs colour images, these are grey: set it to 0")
 
     def open(self, source: Source, index: Tensor, *, seed: int, epoch: int) -> Tensor:
-        """Read one image: a random box of it for the resized crop, else the central view.
+        """Read one image: a random box of it for the crops that are resized, else the central view.
 
         Boxes are cut out of the file's full resolution, so this part is done image by image, where files are decoded.
 
@@ -59,7 +63,7 @@ class Augment:
         Returns:
             (C, H, W) uint8 of the view's size; call the object on a batch of them with ``opened=True``.
         """
-        if self.crop != "resized":
+        if self.crop not in BOXES:
             return self.view.open(source)
         image = self.view.decode(source)
         top, left, height, width = self._boxes(image.height, image.width, index, seed, epoch)[0].tolist()
@@ -71,13 +75,13 @@ class Augment:
         Args:
             images: (B, C, H, W) uint8 of the view's size.
             index: (B,) int64, the samples' numbers in their data set.
-            opened: the images come from ``open``, which has already taken the box of the resized crop.
+            opened: the images come from ``open``, which has already taken the box of a crop that is resized.
 
         Returns:
             (B, C, H, W) float32, normalised.
         """
         places = uniform(index, seed=seed, epoch=epoch, stream="place", draws=3)
-        if self.crop == "resized" and not opened:
+        if self.crop in BOXES and not opened:
             images = geometry.resized_crop(images, self._boxes(images.shape[2], images.shape[3], index, seed, epoch))
         if self.crop == "pad" and self.pad:
             top, left = (places[:, :2] * (2 * self.pad + 1)).long().unbind(1)
@@ -86,7 +90,7 @@ class Augment:
             images = geometry.mirror(images, places[:, 2] < 0.5)
         if self.jitter:
             numbers = uniform(index, seed=seed, epoch=epoch, stream="jitter", draws=4)
-            images = colour.jitter(images.float(), numbers, self.jitter)
+            images = colour.jitter(images.float(), numbers, self.jitter, self.clamp)
         if self.lighting:
             numbers = uniform(index, seed=seed, epoch=epoch, stream="lighting", draws=6)
             images = colour.lighting(images.float(), numbers, self.lighting)
@@ -94,4 +98,5 @@ class Augment:
 
     def _boxes(self, height: int, width: int, index: Tensor, seed: int, epoch: int) -> Tensor:
         numbers = uniform(index, seed=seed, epoch=epoch, stream="box", draws=2 * geometry.ATTEMPTS + 2)
-        return geometry.random_boxes(numbers, height, width)
+        make = geometry.random_boxes if self.crop == "resized" else geometry.shifted_boxes
+        return make(numbers, height, width)

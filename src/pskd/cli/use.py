@@ -100,16 +100,22 @@ def ensemble(
 @app.command(
     epilog="Examples:\n\n"
     "  pskd report runs/digits-study\n\n"
-    "  pskd report runs/plain runs/ps_kd -o report.html --figures figures --tables tables"
+    "  pskd report runs/plain runs/ps_kd -o report.html --figures figures --tables tables --samples 17,42"
 )
 def report(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN|STUDY...", help="Finished runs, and studies' folders.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="Also save each figure there: SVG, PDF and PNG.")] = None,
     tables: Annotated[Path | None, typer.Option(help="Also save each table there: CSV, LaTeX and Markdown.")] = None,
+    samples: Annotated[
+        str, typer.Option(metavar="N,N...", help="Test samples to compare.  [default: those that differ most]")
+    ] = "",
 ) -> None:
     """Make one page about runs and studies: comparison, calibration, training, samples."""
     need_workbench()
     from pskd.report.page import report as write
 
-    print("report:", *write(paths, out, figures, tables))
+    numbers = [part.strip() for part in samples.split(",")] if samples else []
+    if wrong := [number for number in numbers if not number.isdecimal()]:
+        raise PskdError(f"--samples: {wrong[0]!r} is not a sample's number; write for example --samples 17,42")
+    print("report:", *write(paths, out, figures, tables, [int(number) for number in numbers]))

@@ -112,7 +112,7 @@ class TrainConfig(Section):
     does: stop the run, or skip the step (each step then waits for the device). `save_every` is a number of epochs,
     minutes or steps between checkpoints; `auto` is 2 minutes, or more where they would take over 1% of the time.
     `shard` spreads weights, gradients and optimizer state over the processes (FSDP) instead of copying them to each.
-    `history` records the probabilities of every training sample in every epoch, 5 bytes each, of up to 5 million.
+    `history` records the probabilities of every training sample in every epoch, 7 bytes each, of up to 5 million.
     """
 
     epochs: Count = 300

@@ -23,14 +23,15 @@ DEFAULTS = {"self": (20.0, 0.95), "reg": (40.0, 0.1)}
 
 @methods.register("tf_kd")
 class TFKD(Method):
-    """``L = (1 - alpha) * H(y, p) + alpha * multiplier * T^2 * KL(teacher_T || p_T)``, both softened by T.
+    """``L = (1 - alpha) * H(y, p) + alpha * multiplier * s * KL(teacher_T || p_T)``, both softened by T.
 
-    The teacher:
+    The teacher, and the scale s of its term:
         - ``variant="self"``: the same architecture trained before with plain cross-entropy, in eval mode on the very
-          same (also mixed) images; called with ``teacher_logits=``, no gradient needed.
+          same (also mixed) images; called with ``teacher_logits=``, no gradient needed. s = T^2, as in the authors'
+          code; their equation has s = 1, which is ``multiplier = 1 / T**2``.
         - ``variant="reg"``: made by hand, ``a`` at the label and ``(1 - a) / (K - 1)`` elsewhere. Softened by T it is
           ``softmax(log(u) / T)`` of these probabilities u, as for any distribution. Each label of a mixed pair has
-          its teacher, and their divergences are mixed.
+          its teacher, and their divergences are mixed. s = 1: the published equation.
           ``released=True``: the term of the authors' code instead, ``alpha * multiplier * KL(softmax(u / T) || p)``:
           the probabilities themselves are taken for logits, and the student is not softened.
 
@@ -44,10 +45,6 @@ class TFKD(Method):
             CIFAR-100.
         a: for reg, in (1/K, 1). The paper, on ImageNet: 0.95.
         released: for reg, see above.
-
-    The authors write neither loss with T^2, but their code has it where the student is softened, and so has this one:
-    softening both sides divides the gradient by about T^2, so without it nothing is left of the term at the
-    temperatures in use. ``multiplier = 1 / T**2`` gives the equations to the letter.
 
     Where ``distilled`` is false, only ``H(y, p)`` counts, in full.
 
@@ -124,22 +121,22 @@ class TFKD(Method):
         return Loss(cross_entropy + distillation, parts)
 
     def _hand_made_divergence(self, logits: Tensor, targets: Targets) -> Tensor:
-        """``T^2 * KL(teacher_T || p_T)``, or released ``KL(teacher_T || p)``, of every position, times its share."""
+        """``KL(teacher_T || p_T)``, or released ``KL(teacher_T || p)``, of every position, times its share."""
         others = logits.shape[1] - 1
         if not self.a * (others + 1) > 1:
             raise PskdError(f"a must lie in (1/K, 1), here K = {others + 1}, got {self.a}")
         if self.released:
-            student, scale = logits, 1.0
+            student = logits
             gap = (self.a - (1 - self.a) / others) / self.temperature
         else:
-            student, scale = logits.to(accumulation_dtype(logits.dtype)) / self.temperature, self.temperature**2
+            student = logits.to(accumulation_dtype(logits.dtype)) / self.temperature
             gap = math.log(self.a * others / (1 - self.a)) / self.temperature
         # The teacher is a softmax of logits with `gap` at the label and 0 elsewhere, which is a smoothed label.
         at_label = 1 / (1 + others * math.exp(-gap))
         elsewhere = at_label * math.exp(-gap)
         cross_entropy, share = label_losses(student, targets, epsilon=(others + 1) * elsewhere)
         entropy = others * elsewhere * gap - math.log(at_label)
-        return scale * (cross_entropy - entropy * share)
+        return cross_entropy - entropy * share
 
 
 def tf_kd_self_loss(
@@ -147,7 +144,7 @@ def tf_kd_self_loss(
 ) -> Tensor:
     """TF-KD with a teacher: its logits and the student's (B, K), class indices (B)."""
     teacher_t = (teacher_logits.detach() / temperature).softmax(1)
-    return _distilled(logits, labels, teacher_t, temperature, alpha)
+    return _distilled(logits, labels, teacher_t, temperature, alpha * temperature**2, 1 - alpha)
 
 
 def tf_kd_reg_loss(
@@ -158,12 +155,15 @@ def tf_kd_reg_loss(
     y = F.one_hot(labels, others + 1).to(logits.dtype)
     teacher = a * y + (1 - a) / others * (1 - y)
     teacher_t = (teacher.log() / temperature).softmax(1)
-    return _distilled(logits, labels, teacher_t, temperature, alpha)
+    return _distilled(logits, labels, teacher_t, temperature, alpha, 1 - alpha)
 
 
-def _distilled(logits: Tensor, labels: Tensor, teacher_t: Tensor, temperature: float, alpha: float) -> Tensor:
+def _distilled(
+    logits: Tensor, labels: Tensor, teacher_t: Tensor, temperature: float, distilled: float, hard: float
+) -> Tensor:
+    """Cross-entropy and divergence, with these weights."""
     log_p = logits.log_softmax(1)
     log_p_t = (logits / temperature).log_softmax(1)
     cross_entropy = -log_p.gather(1, labels[:, None])[:, 0]
     divergence = (teacher_t * (teacher_t.log() - log_p_t)).sum(1)
-    return ((1 - alpha) * cross_entropy + alpha * temperature**2 * divergence).mean()
+    return (hard * cross_entropy + distilled * divergence).mean()

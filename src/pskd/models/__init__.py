@@ -21,7 +21,7 @@ from torch import nn
 from pskd import registry
 from pskd.errors import PskdError
 from pskd.models import densenet, preact_resnet, pyramidnet, resnet, resnext  # noqa: F401  # they register themselves
-from pskd.models.base import StagedNet, check_positive
+from pskd.models.base import PRESET, StagedNet, check_positive
 from pskd.models.external import LIBRARIES, create_external
 
 __all__ = ["StagedNet", "create", "names"]
@@ -48,7 +48,7 @@ def create(name: str, num_classes: int, in_channels: int = 3, **options: Any) ->
     if ":" in name and not registry.is_code(name):
         raise PskdError(f"model {name!r}: the prefix {library!r} is unknown, allowed are: {', '.join(LIBRARIES)}")
     build = registry.models.find(name)
-    settled = getattr(build, "keywords", {})  # of a published name
+    settled = getattr(build, "keywords", {}).keys() - PRESET  # by a published name
     parameters = list(inspect.signature(getattr(build, "func", build)).parameters.values())[2:]
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         whole = [parameter.name for parameter in parameters]

@@ -13,10 +13,13 @@ from pskd import registry
 from pskd.errors import PskdError
 
 Family = TypeVar("Family", bound=Callable[..., nn.Module])
+# Papers and their code differ in these, so a published name only presets them: an option can still change them.
+PRESET = frozenset({"init", "shortcut"})
+INITS = ("he", "he_fc", "torch")
 
 
 def family(name: str, **published: Mapping[str, Any]) -> Callable[[Family], Family]:
-    """Register a family of networks, and published members of it by the options that their names settle."""
+    """Register a family of networks, and published members of it by the options that their names settle or preset."""
 
     def decorate(build: Family) -> Family:
         registry.models.register(name)(build)
@@ -36,6 +39,10 @@ class StagedNet(nn.Module):
     A detector runs ``stem`` and then one stage after the other: the map after ``stages[i]`` has ``stage_channels[i]``
     channels and a pixel for every ``stage_strides[i]`` pixels of the image. ``norm`` is what comes between the last
     stage and the mean: batch norm and ReLU in some families, nothing in the others.
+
+    ``init`` is how the weights start. ``"he"``: convolutions normal with variance 2 / (K^2 out_channels), K their size
+    (He's, by fan-out), ``fc`` as PyTorch makes it. ``"he_fc"``: ``fc`` too, with variance 2 / in_features and bias 0.
+    ``"torch"``: everything as PyTorch makes it, uniform with variance 1 / (3 fan-in).
     """
 
     def __init__(
@@ -45,17 +52,22 @@ class StagedNet(nn.Module):
         stage_channels: Sequence[int],
         norm: nn.Module,
         num_classes: int,
+        init: str,
     ) -> None:
         super().__init__()
+        check_one_of(type(self).__name__, INITS, init=init)
         self.stem = stem
         self.stages = nn.Sequential(*stages)
         self.stage_channels = tuple(stage_channels)
         self.stage_strides = tuple(2**stage for stage in range(len(stages)))
         self.norm = norm
         self.fc = nn.Linear(stage_channels[-1], num_classes)
-        for module in self.modules():
+        for module in self.modules() if init != "torch" else ():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if init == "he_fc":
+            nn.init.kaiming_normal_(self.fc.weight, nonlinearity="relu")
+            nn.init.zeros_(self.fc.bias)
 
     def forward_features(self, images: Tensor) -> Tensor:
         """The map whose pixels are averaged for ``fc``: (B, stage_channels[-1], H/s, W/s), s = stage_strides[-1]."""
@@ -117,6 +129,13 @@ def check_positive(family: str, **options: object) -> None:
     for option, value in options.items():
         if not isinstance(value, int) or value < 1:
             raise PskdError(f"model {family!r}: {option}={value!r} must be a positive whole number")
+
+
+def check_one_of(family: str, allowed: Sequence[str], **options: object) -> None:
+    """Each option must be one of the allowed words."""
+    for option, value in options.items():
+        if value not in allowed:
+            raise PskdError(f"model {family!r}: {option}={value!r} must be one of {', '.join(allowed)}")
 
 
 def check_blocks(family: str, blocks: Sequence[int]) -> None:

@@ -26,7 +26,7 @@ class DenseLayer(nn.Module):
         return torch.cat((x, self.layers(x)), 1)
 
 
-@family("densenet", densenet121={"blocks": (6, 12, 24, 16)})
+@family("densenet", densenet121={"blocks": (6, 12, 24, 16), "init": "torch"})
 class DenseNet(StagedNet):
     """Stages of dense layers, ``blocks`` of them per stage; (6, 12, 24, 16) is DenseNet-121.
 
@@ -34,7 +34,13 @@ class DenseNet(StagedNet):
     """
 
     def __init__(
-        self, num_classes: int, in_channels: int = 3, *, blocks: Sequence[int] = (6, 12, 24, 16), growth: int = 32
+        self,
+        num_classes: int,
+        in_channels: int = 3,
+        *,
+        blocks: Sequence[int] = (6, 12, 24, 16),
+        growth: int = 32,
+        init: str = "he",
     ) -> None:
         check_blocks("densenet", blocks)
         check_positive("densenet", growth=growth)
@@ -51,4 +57,4 @@ class DenseNet(StagedNet):
                 stages[-1].append(DenseLayer(channels, growth))
                 channels += growth
             stage_channels.append(channels)
-        super().__init__(stem, stages, stage_channels, norm_relu(channels), num_classes)
+        super().__init__(stem, stages, stage_channels, norm_relu(channels), num_classes, init)

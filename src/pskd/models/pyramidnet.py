@@ -57,6 +57,7 @@ class PyramidNet(StagedNet):
         depth: int = 200,
         alpha: float = 240,
         shakedrop: bool = False,
+        init: str = "he",
     ) -> None:
         blocks = blocks_of_depth("pyramidnet", depth, layers=3)
         if not isinstance(alpha, int | float) or not 0 <= alpha < float("inf"):
@@ -78,4 +79,4 @@ class PyramidNet(StagedNet):
                 stages[-1].append(PyramidBlock(channels, inner, stride, shake))
                 channels = 4 * inner
             stage_channels.append(channels)
-        super().__init__(stem, stages, stage_channels, norm_relu(channels), num_classes)
+        super().__init__(stem, stages, stage_channels, norm_relu(channels), num_classes, init)

@@ -56,7 +56,9 @@ class Bottleneck(nn.Module):
 class ResNet(StagedNet):
     """The CIFAR networks: three stages of basic blocks, ``depth`` = 6 n + 2, channels ``width`` times 1, 2, 4."""
 
-    def __init__(self, num_classes: int, in_channels: int = 3, *, depth: int = 20, width: int = 16) -> None:
+    def __init__(
+        self, num_classes: int, in_channels: int = 3, *, depth: int = 20, width: int = 16, init: str = "he"
+    ) -> None:
         check_positive("resnet", width=width)
         blocks = blocks_of_depth("resnet", depth, layers=2)
         stage_channels = [width, 2 * width, 4 * width]
@@ -67,10 +69,11 @@ class ResNet(StagedNet):
             for stride in block_strides(stage, blocks):
                 stages[-1].append(BasicBlock(channels, out_channels, stride))
                 channels = out_channels
-        super().__init__(conv_norm_relu(in_channels, width, 3), stages, stage_channels, nn.Identity(), num_classes)
+        stem = conv_norm_relu(in_channels, width, 3)
+        super().__init__(stem, stages, stage_channels, nn.Identity(), num_classes, init)
 
 
-@family("bottleneck_resnet", resnet101={"blocks": (3, 4, 23, 3)})
+@family("bottleneck_resnet", resnet101={"blocks": (3, 4, 23, 3), "init": "torch"})
 class BottleneckResNet(StagedNet):
     """The ImageNet networks with a 3x3 stem of stride 1, for 32x32 images.
 
@@ -79,7 +82,13 @@ class BottleneckResNet(StagedNet):
     """
 
     def __init__(
-        self, num_classes: int, in_channels: int = 3, *, blocks: Sequence[int] = (3, 4, 6, 3), width: int = 64
+        self,
+        num_classes: int,
+        in_channels: int = 3,
+        *,
+        blocks: Sequence[int] = (3, 4, 6, 3),
+        width: int = 64,
+        init: str = "he",
     ) -> None:
         check_blocks("bottleneck_resnet", blocks)
         check_positive("bottleneck_resnet", width=width)
@@ -93,4 +102,5 @@ class BottleneckResNet(StagedNet):
                 stages[-1].append(Bottleneck(channels, inner, 4 * inner, stride))
                 channels = 4 * inner
             stage_channels.append(channels)
-        super().__init__(conv_norm_relu(in_channels, width, 3), stages, stage_channels, nn.Identity(), num_classes)
+        stem = conv_norm_relu(in_channels, width, 3)
+        super().__init__(stem, stages, stage_channels, nn.Identity(), num_classes, init)

@@ -8,7 +8,7 @@ from pskd.models.base import StagedNet, block_strides, blocks_of_depth, check_po
 from pskd.models.resnet import Bottleneck
 
 
-@family("resnext", resnext29_8x64d={"depth": 29, "cardinality": 8, "width": 64})
+@family("resnext", resnext29_8x64d={"depth": 29, "cardinality": 8, "width": 64, "init": "he_fc"})
 class ResNeXt(StagedNet):
     """Three stages of bottlenecks whose 3x3 convolution is grouped; ``depth`` = 9 n + 2.
 
@@ -17,7 +17,14 @@ class ResNeXt(StagedNet):
     """
 
     def __init__(
-        self, num_classes: int, in_channels: int = 3, *, depth: int = 29, cardinality: int = 8, width: int = 64
+        self,
+        num_classes: int,
+        in_channels: int = 3,
+        *,
+        depth: int = 29,
+        cardinality: int = 8,
+        width: int = 64,
+        init: str = "he",
     ) -> None:
         check_positive("resnext", cardinality=cardinality, width=width)
         blocks = blocks_of_depth("resnext", depth, layers=3)
@@ -31,4 +38,4 @@ class ResNeXt(StagedNet):
             for stride in block_strides(stage, blocks):
                 stages[-1].append(Bottleneck(channels, inner, out_channels, stride, groups=cardinality))
                 channels = out_channels
-        super().__init__(stem, stages, stage_channels, nn.Identity(), num_classes)
+        super().__init__(stem, stages, stage_channels, nn.Identity(), num_classes, init)

@@ -13,8 +13,11 @@ from typing import Any
 from pskd.runs.files import one_line_errors
 
 # Told apart on white and on black, by people who see no red or green too; and each has a marker of its own.
-COLOURS = ("#7f7f7f", "#e08214", "#1f9e89", "#9467bd", "#d6453d", "#3b82d6", "#b5a11c", "#d65fa0", "#6b8e23", "#17a2b8")
-MARKERS = "osD^vPX*<>"
+COLOURS = (
+    *("#7f7f7f", "#e08214", "#1f9e89", "#9467bd", "#d6453d", "#3b82d6"),
+    *("#b5a11c", "#d65fa0", "#6b8e23", "#17a2b8", "#8c564b"),
+)
+MARKERS = "osD^vPX*<>h"
 INK = "#010203"  # stands for the page's own text colour
 POINTS = 150  # of a curve
 STYLE: dict[Any, Any] = {

@@ -16,7 +16,7 @@ from pskd.report.maps import maps
 from pskd.report.training import curves, hard_examples, rescaling
 from pskd.study.results import Collection, Row, Scores
 
-LINES = 10  # in a frame
+LINES = len(COLOURS)  # in a frame
 FRAMES = 6  # of a collection that have figures
 FEW = 0.05  # of the samples: a single wrong one among them would press a risk-coverage curve flat
 

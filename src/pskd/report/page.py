@@ -13,7 +13,7 @@ from pskd.config import flat
 from pskd.report.figure import Figure, slug
 from pskd.report.figures import FRAMES, figures
 from pskd.report.samples import SideBySide, side_by_side
-from pskd.report.summary import Table, compare
+from pskd.report.summary import Table, by_class, compare
 from pskd.runs.files import one_line_errors, write_atomic
 from pskd.study.results import Collection, Run, collect
 
@@ -53,10 +53,17 @@ class Part(NamedTuple):
 
 
 def report(
-    paths: Sequence[Path], out: Path, figure_folder: Path | None = None, table_folder: Path | None = None
+    paths: Sequence[Path],
+    out: Path,
+    figure_folder: Path | None = None,
+    table_folder: Path | None = None,
+    samples: Sequence[int] = (),
 ) -> list[Path]:
-    """Write the page about runs and studies, and what else is asked for; returns the files and folders."""
-    parts = [_part(place, collection) for place, collection in enumerate(collect(paths))]
+    """Write the page about runs and studies, and what else is asked for; returns the files and folders.
+
+    ``samples`` are the numbers of the test samples to compare predictions of; by default those that differ most.
+    """
+    parts = [_part(place, collection, samples) for place, collection in enumerate(collect(paths))]
     with one_line_errors("report"):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, _html(parts))
@@ -71,7 +78,7 @@ def report(
     return written + [folder for folder in (figure_folder, table_folder) if folder is not None]
 
 
-def _part(place: int, collection: Collection) -> Part:
+def _part(place: int, collection: Collection, samples: Sequence[int]) -> Part:
     tables = [compare(collection)]
     if all(run.config.task == "classification" for run in collection.runs) and collection.show.split == "test":
         ensembles = compare(collection, ensembles=True)
@@ -79,7 +86,9 @@ def _part(place: int, collection: Collection) -> Part:
             tables.append(ensembles)
     if collection.show.ensemble:
         tables.reverse()
-    compared = (side_by_side(rows) for rows in collection.frames.values())
+    if (classes := by_class(collection)) is not None:
+        tables.append(classes)
+    compared = (side_by_side(rows, samples) for rows in collection.frames.values())
     return Part(
         f"{place + 1}-{slug(collection.title) or 'runs'}",
         collection,

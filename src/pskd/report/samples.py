@@ -1,9 +1,10 @@
-"""Predictions of two runs side by side, for the test samples on which they differ most (the paper's Figure 4)."""
+"""Predictions of two runs side by side, for chosen test samples or those on which they differ most (Figures 4, S6)."""
 
 from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ class Side(NamedTuple):
 
 
 class Sample(NamedTuple):
+    number: int  # in the test set
     label: str
     image: str | None  # a data: address
     sides: tuple[Side, Side]
@@ -36,10 +38,14 @@ class SideBySide(NamedTuple):
     seed: int
     samples: Sequence[Sample]
     note: str
+    chosen: bool
 
 
-def side_by_side(rows: Sequence[Row]) -> SideBySide | None:
-    """Two rows of a frame compared: its baseline, or else its first row, with the last of the others."""
+def side_by_side(rows: Sequence[Row], chosen: Sequence[int] = ()) -> SideBySide | None:
+    """Two rows of a frame compared: its baseline, or else its first row, with the last of the others.
+
+    ``chosen`` are numbers of test samples, from 0; without any they are those on which the two differ most.
+    """
     pair = _pair(rows)
     if pair is None:
         return None
@@ -52,16 +58,27 @@ def side_by_side(rows: Sequence[Row]) -> SideBySide | None:
     if one is None or other is None or one.classes != other.classes or one.fingerprint != other.fingerprint:
         return None
     distance = (one.probs - other.probs).abs().sum(1) / 2
-    most = distance.topk(min(SHOWN, len(distance))).indices.tolist()
-    images, note = _images(runs[0], most, one.fingerprint)
-    samples = []
-    for place, index in enumerate(most):
+    if wrong := [number for number in chosen if not 0 <= number < len(distance)]:
+        raise PskdError(f"--samples: there is no test sample {wrong[0]}; the numbers are 0 to {len(distance) - 1}")
+    shown = list(chosen) or distance.topk(min(SHOWN, len(distance))).indices.tolist()
+    images, note = _images(runs[0], shown, one.fingerprint)
+    classes, samples = readable(one.classes), []
+    for place, index in enumerate(shown):
         sides = tuple(
-            Side(name, _likeliest(each.probs[index], each.classes))
-            for name, each in zip(names, (one, other), strict=True)
+            Side(name, _likeliest(each.probs[index], classes)) for name, each in zip(names, (one, other), strict=True)
         )
-        samples.append(Sample(one.classes[int(one.labels[index])], images[place], (sides[0], sides[1])))
-    return SideBySide(names, runs[0].seed, samples, note)
+        samples.append(Sample(index, classes[int(one.labels[index])], images[place], (sides[0], sides[1])))
+    return SideBySide(names, runs[0].seed, samples, note, bool(chosen))
+
+
+def readable(classes: Sequence[str]) -> Sequence[str]:
+    """Words for the WordNet numbers of ImageNet's 1,000 classes, which torchvision lists in the numbers' order."""
+    if len(classes) != 1000 or not all(re.fullmatch(r"n\d{8}", name) for name in classes):
+        return classes
+    from torchvision.models import ResNet152_Weights
+
+    names: Sequence[str] = ResNet152_Weights.IMAGENET1K_V1.meta["categories"]
+    return [names[place] for place in np.argsort(np.argsort(classes))]
 
 
 def _pair(rows: Sequence[Row]) -> tuple[Row, Row] | None:

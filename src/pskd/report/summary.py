@@ -7,14 +7,16 @@ import io
 import math
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 from pskd.analysis.ensembles import Different, joined, score
-from pskd.metrics.catalogue import METRICS
+from pskd.metrics.catalogue import METRICS, Metric
+from pskd.study.cells import Paper
 from pskd.study.results import Collection, Row
 
 Key = TypeVar("Key", bound=Hashable)
+QUOTED = "literature"  # the group of rows that the paper quotes
 ENOUGH_SEEDS, LEVEL = 3, 0.05  # before a difference is called significant
 
 
@@ -54,13 +56,14 @@ class Table:
     metrics: Sequence[str]
     frames: Mapping[str, Sequence[Line]]
     notes: Sequence[str]
+    kinds: Mapping[str, Metric] = field(default_factory=lambda: METRICS)  # by name, what each metric is
 
     @property
     def header(self) -> list[str]:
-        return [METRICS[name].heading for name in self.metrics]
+        return [self.kinds[name].heading for name in self.metrics]
 
     def text(self, metric: str, value: float) -> str:
-        return METRICS[metric].text(value)
+        return self.kinds[metric].text(value)
 
     def shown(self, metric: str, entry: Entry | None) -> str:
         """`20.82 ± 0.11`"""
@@ -115,6 +118,7 @@ class Table:
 def compare(collection: Collection, *, ensembles: bool = False) -> Table:
     """The table of a collection's rows, or of the ensembles of each row's seeds."""
     metrics = collection.columns
+    paper = collection.paper if ensembles == collection.show.ensemble else None
     frames = {}
     for frame, rows in collection.frames.items():
         if ensembles:
@@ -122,27 +126,72 @@ def compare(collection: Collection, *, ensembles: bool = False) -> Table:
             numbers = [_of_ensemble(row, metrics) for row in rows]
         else:
             numbers = [{metric: row.values(metric) for metric in metrics} for row in rows]
-        paper = collection.paper if ensembles == collection.show.ensemble else None
-        columns = []
-        for metric in metrics:
-            published = [_published(paper.rows.get(row.name), paper.columns, metric) if paper else None for row in rows]
-            columns.append(_column(metric, [of_row[metric] for of_row in numbers], published, rows))
-        frames[frame] = [
-            Line(row.short, len(row.runs), [column[i] for column in columns], bool(row.changed))
-            for i, row in enumerate(rows)
-        ]
+        frames[frame] = _lines(rows, numbers, {metric: METRICS[metric] for metric in metrics}, paper)
+    notes = _notes(collection, frames, ensembles)
+    if paper is not None and paper.literature:
+        frames = {QUOTED: _quoted(paper, metrics)} | frames
+        notes.append(f"{QUOTED.capitalize()}: what {paper.table} quotes from others, no run of ours.")
     kind = "ensembles of each row's seeds" if ensembles else f"{collection.show.split} set, last epoch"
     name = "ensembles" if ensembles else "comparison"
-    return Table(name, f"{collection.title}: {kind}", metrics, frames, _notes(collection, frames, ensembles))
+    return Table(name, f"{collection.title}: {kind}", metrics, frames, notes)
+
+
+def by_class(collection: Collection) -> Table | None:
+    """Each class's average precision, of detectors."""
+
+    def precision(row: Row, name: str) -> list[float]:
+        return [found[name] for run in row.runs if name in (found := _classes(run.metrics))]
+
+    classes = {name: Metric(name, "", "{:.4f}", True) for run in collection.runs for name in _classes(run.metrics)}
+    if not classes:
+        return None
+    paper = None if collection.paper is None else collection.paper.by_class
+    frames = {
+        frame: _lines(rows, [{name: precision(row, name) for name in classes} for row in rows], classes, paper)
+        for frame, rows in collection.frames.items()
+    }
+    notes = ["Average precision at IoU 0.5; the best of a group is bold."]
+    notes += [] if paper is None else [f"In brackets or below: the paper's {paper.table}."]
+    return Table("by-class", f"{collection.title}: classes", tuple(classes), frames, notes, classes)
+
+
+def _classes(metrics: Mapping[str, Any]) -> Mapping[str, float]:
+    found: Mapping[str, float] = metrics.get("ap_per_class", {})
+    return found
+
+
+def _lines(
+    rows: Sequence[Row],
+    numbers: Sequence[Mapping[str, Sequence[float]]],
+    metrics: Mapping[str, Metric],
+    paper: Paper | None,
+) -> list[Line]:
+    """The lines of a frame; ``numbers`` are each row's by metric."""
+    columns = []
+    for name, metric in metrics.items():
+        published = [_published(paper.rows.get(row.name), paper.columns, name) if paper else None for row in rows]
+        columns.append(_column(metric, [of_row[name] for of_row in numbers], published, rows))
+    return [
+        Line(row.short, len(row.runs), [column[i] for column in columns], bool(row.changed))
+        for i, row in enumerate(rows)
+    ]
+
+
+def _quoted(paper: Paper, metrics: Sequence[str]) -> list[Line]:
+    lines = []
+    for label, row in paper.literature.items():
+        values = [_published(row, paper.columns, metric) for metric in metrics]
+        lines.append(Line(label, 0, [None if value is None else Entry(value) for value in values], changed=False))
+    return lines
 
 
 def _column(
-    metric: str, values: Sequence[Sequence[float]], published: Sequence[float | None], rows: Sequence[Row]
+    metric: Metric, values: Sequence[Sequence[float]], published: Sequence[float | None], rows: Sequence[Row]
 ) -> list[Entry | None]:
     """One metric of all rows of a frame."""
     means = [statistics.fmean(row) if row else None for row in values]
     known = [mean for mean in means if mean is not None]
-    best = METRICS[metric].best(known)
+    best = metric.best(known)
     significant = _differ_from_first(values, rows)
     entries: list[Entry | None] = []
     for mean, row, own, paper in zip(means, values, significant, published, strict=True):

@@ -1,9 +1,12 @@
 """The file `history.bin`: what the model made of every training sample in every epoch.
 
-It begins with the number of samples N, 8 bytes, little-endian. A block of 5 N bytes follows for each epoch:
-float16 target probabilities, float16 maximum probabilities, and a byte of flags for each sample. Float16 is coarse
-near 1, so a target probability p above one half is kept as -(1 - p). A sample that was mixed with another one in an
-epoch has maximum probability 0 there.
+It begins with the number of samples N, 7 bytes, little-endian, and the format's version, one byte. A block of 7 N bytes
+follows for each epoch: float16 target probabilities, float16 maximum probabilities, float16 past, and a byte of flags
+for each sample. Float16 is coarse near 1, so a target probability p above one half is kept as -(1 - p). The past is
+1 - p of the past prediction that the method really used for the target class, NaN where it used none. A sample that
+was mixed with another one in an epoch has maximum probability 0 there.
+
+The first format, version 0, has no past: its blocks have 5 N bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pskd.errors import PskdError
+from pskd.runs.files import write_atomic
 
-HEADER, PER_SAMPLE = 8, 5
+HEADER, VERSION = 8, 2
+HALVES = {0: 2, VERSION: 3}  # float16 numbers of a sample and epoch, by version; a byte of flags follows
 CORRECT, RESCALED = 1, 2  # flags: classified right; the gradient's norm is that of the plain loss times a factor
 
 
@@ -28,6 +33,7 @@ class Epochs(NamedTuple):
     maximum: np.ndarray
     correct: np.ndarray
     rescaled: np.ndarray  # alpha <= min over the other classes of p_t / p_(t-1)
+    past_wrong: np.ndarray  # 1 - the past probability of the target class that the method used; NaN without one
 
 
 class Recorded:
@@ -35,8 +41,11 @@ class Recorded:
 
     def __init__(self, path: Path) -> None:
         raw = np.memmap(path, np.uint8, "r")
-        self.num_samples = int.from_bytes(raw[:HEADER].tobytes(), "little")
-        block = PER_SAMPLE * self.num_samples
+        self.num_samples, self.version = int.from_bytes(raw[: HEADER - 1].tobytes(), "little"), int(raw[HEADER - 1])
+        if self.version not in HALVES:
+            raise PskdError(f"{path} has the format {self.version}, which this release does not know: use a newer one")
+        block = block_size(self.num_samples, self.version)
+        self._flags = block - self.num_samples  # where they begin
         self.num_epochs = (len(raw) - HEADER) // block if block else 0
         if not self.num_epochs:
             raise PskdError(f"{path} is damaged: it holds no whole epoch; delete it, and the report does without")
@@ -44,18 +53,41 @@ class Recorded:
 
     def times_correct(self) -> np.ndarray:
         """In how many epochs each sample was classified right, (samples)."""
-        return np.asarray((self._blocks[:, 4 * self.num_samples :] & CORRECT).sum(0, dtype=np.int64))
+        return np.asarray((self._blocks[:, self._flags :] & CORRECT).sum(0, dtype=np.int64))
 
     def of(self, epochs: Sequence[int] | slice = slice(None), samples: np.ndarray | slice = slice(None)) -> Epochs:
         """Some epochs of some samples."""
         blocks, count = self._blocks[epochs], self.num_samples
-        halves = blocks[:, : 4 * count].view(np.float16)
-        kept = halves[:, :count][:, samples].astype(np.float32)
-        maximum = halves[:, count:][:, samples].astype(np.float32)
-        flags, above, unseen = blocks[:, 4 * count :][:, samples], np.signbit(kept), maximum == 0
+        halves = blocks[:, : self._flags].view(np.float16).reshape(len(blocks), -1, count)
+        kept, maximum, *more = halves[:, :, samples].astype(np.float32).swapaxes(0, 1)
+        flags, above, unseen = blocks[:, self._flags :][:, samples], np.signbit(kept), maximum == 0
+        past_wrong = np.where(unseen, np.nan, more[0] if more else np.nan)
         kept, maximum = np.where(unseen, np.nan, np.abs(kept)), np.where(unseen, np.nan, maximum)
         target, wrong = np.where(above, 1 - kept, kept), np.where(above, kept, 1 - kept)
-        return Epochs(target, wrong, maximum, flags & CORRECT > 0, flags & RESCALED > 0)
+        return Epochs(target, wrong, maximum, flags & CORRECT > 0, flags & RESCALED > 0, past_wrong)
+
+
+def header(num_samples: int) -> bytes:
+    """How a file for so many samples begins."""
+    return num_samples.to_bytes(HEADER - 1, "little") + bytes([VERSION])
+
+
+def block_size(num_samples: int, version: int = VERSION) -> int:
+    """Bytes of an epoch."""
+    return (2 * HALVES[version] + 1) * num_samples
+
+
+def renew(path: Path) -> None:
+    """Write a file of the first format anew, without pasts: a run that is resumed goes on in the current format."""
+    with path.open("rb") as file:
+        if file.read(HEADER)[-1:] != b"\0":
+            return
+    raw = np.fromfile(path, np.uint8)
+    count = int.from_bytes(raw[: HEADER - 1].tobytes(), "little")
+    old = block_size(count, 0)
+    blocks = raw[HEADER : HEADER + (len(raw) - HEADER) // old * old].reshape(-1, old)
+    none = np.full((len(blocks), count), np.nan, np.float16).view(np.uint8)
+    write_atomic(path, header(count) + np.hstack((blocks[:, :-count], none, blocks[:, -count:])).tobytes())
 
 
 def read(path: Path) -> Recorded | None:

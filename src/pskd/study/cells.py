@@ -46,12 +46,18 @@ class Show(Section):
 
 
 class Paper(Section):
-    """The paper's own numbers: for each row, named by its labels, one for each column; `note` is shown with them."""
+    """The paper's own numbers: for each row, named by its labels, one for each column; `note` is shown with them.
+
+    `literature` are rows that it quotes from others, of which no run is made; `by_class` is its table of each class's
+    average precision, whose columns are classes.
+    """
 
     table: str
     columns: tuple[str, ...]
     rows: dict[str, tuple[float | None, ...]]
     note: str = ""
+    literature: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)
+    by_class: Paper | None = None
 
 
 class StudyFile(Section):

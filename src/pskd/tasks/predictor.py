@@ -35,6 +35,7 @@ class About(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
     task: str
     model: dict[str, Any]
+    version: str | None = None  # of pskd that saved it; None: 0.1
 
 
 class Answer(ABC):

@@ -58,9 +58,11 @@ class ClassPredictor(Predictor):
 
     @classmethod
     def build(cls, about: AboutClassifier, *, allow_code: bool = False) -> nn.Module:
-        return rebuilt_classifier(
-            about.model, len(about.classes), View.from_dict(about.view).channels, allow_code=allow_code
-        )
+        model = about.model
+        if about.version is None and model.get("name") == "preact_resnet18":
+            model = {"shortcut": "raw", **model}  # what this name meant in 0.1
+        channels = View.from_dict(about.view).channels
+        return rebuilt_classifier(model, len(about.classes), channels, allow_code=allow_code)
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str], top: int = 5, **_: Any) -> Iterator[Prediction | PskdError]:

@@ -41,19 +41,25 @@ class ModelConfig(base.ModelConfig):
 class AugmentConfig(Section):
     """`crop=pad` pads by `pad` pixels and cuts the old size; `resized` is ImageNet's random area and ratio.
 
-    `mix` is Cutout with a square `hole`, or CutMix or Mixup with lambda ~ Beta(beta, beta). `mix_probability` is that
+    `crop=random` takes 7/8 of either side, anywhere: 224 pixels out of 256. `clamp` keeps colours in their range after
+    each change of the `jitter`; the authors' code does not.
+
+    `mix` is Cutout with a square `hole`, or CutMix or Mixup with lambda ~ Beta(beta, beta). `box=released` makes the
+    sides of CutMix's box even, as the authors' code does; `exact` keeps odd ones. `mix_probability` is that
     of mixing a batch, by default 0.5 for CutMix and 1 for the others; with PS-KD and CS-KD each sample is mixed with
     probability 0.5.
     """
 
-    crop: Literal["pad", "resized", "none"] = "pad"
+    crop: Literal["pad", "resized", "random", "none"] = "pad"
     pad: Annotated[int, Field(ge=0)] = 4
     flip: bool = True
     jitter: NotNegative = 0.0
+    clamp: bool = True
     lighting: NotNegative = 0.0
     mix: Literal["none", "cutout", "cutmix", "mixup"] = "none"
     hole: Count = 8
     beta: Positive = 1.0
+    box: Literal["exact", "released"] = "exact"
     mix_probability: Share | None = None
 
 

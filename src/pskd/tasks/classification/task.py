@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pskd import models, registry
+from pskd import __version__, models, registry
 from pskd.augment import Augment
 from pskd.augment.mix import Mix
 from pskd.errors import PskdError
@@ -58,7 +58,7 @@ class Classification(Task):
         self.has_validation = self.data.val is not None
         changes = config.augment
         self.augment = Augment(
-            self.data.view, changes.crop, changes.pad, changes.flip, changes.jitter, changes.lighting
+            self.data.view, changes.crop, changes.pad, changes.flip, changes.jitter, changes.lighting, changes.clamp
         )
         if changes.mix == "cutout" and changes.hole > min(self.data.view.size):
             raise PskdError(f"augment.hole={changes.hole} is larger than the images of {self.data.view.size}")
@@ -75,7 +75,8 @@ class Classification(Task):
     def provide(self, method: Method) -> None:
         super().provide(method)
         changes = self.config.augment
-        self.mix = Mix(changes.mix, method.shares_mix, changes.hole, changes.beta, changes.mix_probability)
+        shares, probability = method.shares_mix, changes.mix_probability
+        self.mix = Mix(changes.mix, shares, changes.hole, changes.beta, probability, changes.box)
         if "partner_logits" in method.needs:
             self.partners = SameClassPartners(self.data.train.labels, self.config.train.seed)
         if "teacher_logits" in method.needs:
@@ -136,6 +137,7 @@ class Classification(Task):
             "model": {"name": self.config.model.name, **self.config.model.options},
             "classes": list(self.data.classes),
             "view": self.data.view.to_dict(),
+            "version": __version__,
         }
 
     def _teacher_logits(self, inputs: Tensor) -> Tensor:
