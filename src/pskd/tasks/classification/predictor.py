@@ -18,7 +18,8 @@ from pskd.errors import PskdError
 from pskd.metrics import functional
 from pskd.runs.group import Group
 from pskd.runs.sharding import is_spread
-from pskd.tasks.predictor import About, Answer, Predictor, plain_options
+from pskd.runs.trust import plain_options
+from pskd.tasks.predictor import About, Answer, Predictor
 
 
 class AboutClassifier(About):
