@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -189,3 +190,79 @@ def test_without_the_workbench_the_extra_is_named(missing: str, tmp_path: Path) 
     assert done.returncode == 2
     assert f"needs {missing}: pip install 'pskd[workbench]'" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_nothing_that_a_terminal_obeys_is_printed(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    from PIL import Image
+
+    names, red = ("cat\x1b[31m", "dog\u202e\x9b2J"), "\x1b]0;owned\x07"
+    for split in ("train", "test"):
+        for name in names:
+            Path("images", split, name).mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(Path("images", split, name, "1.png"))
+    settings = ["data.root=images", "data.image_size=8", "model=resnet8", "model.width=4", "epochs=1"]
+    code, out, err = pskd(capfd, "train", "folder", *settings, "--out", f"run{red}")
+    assert code == 0, err
+    said = [out, err]
+    image = f"images/train/{names[0]}/1.png"
+    for words in (
+        ["predict", f"run{red}", image, f"missing{red}.png"],
+        ["predict", f"run{red}", image, "--json"],
+        ["evaluate", f"nowhere{red}"],
+        ["train", f"nothing{red}"],
+        ["train", "folder", f"data.root=nowhere{red}"],
+        ["train", "digits", f"optim.{red}=1"],
+        ["ensemble", f"run{red}", f"run{red}"],
+        [f"--{red}"],
+    ):
+        _, out, err = pskd(capfd, *words)
+        said += [out, err]
+    assert "cat\\x1b[31m" in said[2]
+    assert not [text for text in said if any(sign in text for sign in ("\x1b", "\x07", "\x9b", "\u202e"))]
+
+
+def test_a_full_disk_under_a_report_is_not_a_matter_of_resuming(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert pskd(capfd, "train", "digits", *SMALL, "epochs=1", "--out", "run")[0] == 0
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "report.html")
+
+    monkeypatch.setattr("pskd.report.page.write_atomic", full)
+    code, _, err = pskd(capfd, "report", "run")
+    assert (code, err) == (2, "pskd: report report.html: the disk is full; free some space, then run it again\n")
+
+
+def test_weights_that_were_lost_are_not_a_matter_of_resuming(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert pskd(capfd, "train", "digits", *SMALL, "epochs=1", "--out", "run")[0] == 0
+    Path("run/model.safetensors").unlink()
+    code, _, err = pskd(capfd, "predict", "run", "x.png")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "run has lost its model.safetensors: copy it back, or train it again with another --out" in err
+
+
+@pytest.mark.parametrize("change", ["renamed", "missing", "additional"])
+def test_a_model_is_not_evaluated_on_other_classes(
+    change: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    from PIL import Image
+
+    classes = {"renamed": ("cat", "dog", "fox"), "missing": ("cat", "dog"), "additional": ("ape", "cat", "dog", "eel")}
+    for root, names in (("here", ("cat", "dog", "eel")), ("there", classes[change])):
+        for place in (Path(root, split, name) for split in ("train", "test") for name in names):
+            place.mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(place / "1.png")
+    settings = ["data.root=here", "data.image_size=8", "model=resnet8", "model.width=4", "epochs=1"]
+    assert pskd(capfd, "train", "folder", *settings, "--out", "run")[0] == 0
+    assert pskd(capfd, "evaluate", "run")[0] == 0
+    code, _, err = pskd(capfd, "evaluate", "run", "--root", "there")
+    assert (code, "a model can only be evaluated on the classes it was trained on" in err) == (2, True)

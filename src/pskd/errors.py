@@ -1,4 +1,11 @@
-"""The one exception for what a user can put right."""
+"""The one exception for what a user can put right, and how words of strangers are shown."""
+
+from __future__ import annotations
+
+import re
+
+# Control characters, which a terminal obeys; marks that turn the order of letters around; bytes that are no text.
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class PskdError(ValueError):
@@ -6,3 +13,16 @@ class PskdError(ValueError):
 
     It is a ``ValueError``, so a stranger's loop can catch it as such; the command line prints it and exits with 2.
     """
+
+
+def one_line(text: object) -> str:
+    """A name for a place inside a line: its line ends are shown as they are written, too."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def printable(text: object) -> str:
+    """Text for a terminal: names of classes, files and other libraries' messages may hold characters that it obeys.
+
+    These are shown as Python writes them, such as ``\\x1b``; lines and tabs stay.
+    """
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))

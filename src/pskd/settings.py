@@ -70,6 +70,8 @@ Count = Annotated[int, Range(ge=1)]
 class Place:
     """Marks a setting that says only where something is, a folder or a file: it may change when a run is resumed."""
 
+    written: bool = False  # a file that a run writes, not one that it reads
+
 
 @dataclass(frozen=True)
 class How:

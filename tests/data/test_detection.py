@@ -160,6 +160,33 @@ def test_coco(tmp_path: Path) -> None:
         load("coco", tmp_path, ["none.json"], split)
 
 
+def test_coco_that_contradicts_itself(tmp_path: Path) -> None:
+    (tmp_path / "x.png").parent.mkdir(exist_ok=True)
+    for name in ("x.png", "y.png"):
+        Image.new("L", (40, 30)).save(tmp_path / name)
+    box = {"category_id": 1, "bbox": [10, 5, 20, 20]}
+    tree: dict[str, Any] = {
+        "images": [{"id": 1, "file_name": "x.png"}, {"id": 2, "file_name": "y.png"}],
+        "categories": [{"id": 1, "name": "cat"}],
+        "annotations": [{"id": 1, "image_id": 1, **box}, {"image_id": 2, **box}, {"image_id": 2, **box}],
+    }
+    wrong = {
+        "annotation 9 is of an unknown image, 7": ("annotations", {"id": 9, "image_id": 7, **box}),
+        "image id 2 stands there twice": ("images", {"id": 2, "file_name": "z.png"}),
+        "image file_name 'x.png' stands there twice": ("images", {"id": 3, "file_name": "x.png"}),
+        "category id 1 stands there twice": ("categories", {"id": 1, "name": "dog"}),
+        "category name 'cat' stands there twice": ("categories", {"id": 2, "name": "cat"}),
+        "annotation id 1 stands there twice": ("annotations", {"id": 1, "image_id": 2, **box}),
+    }
+    for message, (section, item) in wrong.items():
+        (tmp_path / "all.json").write_text(json.dumps({**tree, section: [*tree[section], item]}))
+        with pytest.raises(PskdError, match=rf"all\.json: {message}"):
+            load("coco", tmp_path, ["all.json"], ["all.json"])
+        data = load("coco", tmp_path, ["all.json"], ["all.json"], skip_bad=True)
+        assert data.notes[0].startswith("left out 2 annotations")  # one in each split
+        assert (len(data.train), data.train.labels.tolist(), data.classes) == (2, [0, 0, 0], ("cat",))
+
+
 def test_the_real_files(real_data: Path) -> None:
     published = real_data / "VOCdevkit" / "VOC2012"
     if not published.is_dir():

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from processes import exit_code, in_child
 
 from pskd import data
 from pskd.data import OnDisk
@@ -168,3 +171,40 @@ def test_no_imagenet_tells_what_to_do(tmp_path: Path):
     with pytest.raises(PskdError, match=r"no ImageNet in .*data\.root=.*train and val") as caught:
         data.load("imagenet", root=tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_links_that_lead_back_are_not_entered(root: Path, tmp_path_factory: pytest.TempPathFactory):
+    plain = data.load("folder", root=root).train.paths
+    (root / "train" / "cat" / "loop").symlink_to("../..")
+    (root / "train" / "cat" / "again").symlink_to(".")
+    (root / "train" / "cat" / "tested").symlink_to(root / "test" / "cat")
+    (root / "train" / "cat" / "other").symlink_to("../dog")
+    (root / "train" / "dog" / "above").symlink_to(root.parent)
+    assert data.load("folder", root=root).train.paths == plain
+    outside = tmp_path_factory.mktemp("outside")
+    fill(outside, "9.png", "deep/8.png")
+    (outside / "deep" / "back").symlink_to(root)
+    (root / "train" / "dog" / "outside").symlink_to(outside)
+    (root / "train" / "dog" / "twice").symlink_to(outside)
+    found = set(data.load("folder", root=root).train.paths) - set(plain)
+    assert {Path(path).name for path in found} == {"9.png", "8.png"}
+    assert len(found) == 2
+
+
+def test_a_class_folder_that_cannot_be_read_is_not_called_empty():
+    with tempfile.TemporaryDirectory() as place, Path(place, "said").open("w") as said:
+        fill(Path(place, "train"), "cat/1.png", "dog/1.png")
+        fill(Path(place, "test"), "cat/1.png", "dog/1.png")
+        Path(place).chmod(0o755)
+        Path(place, "train", "cat").chmod(0o000)
+
+        def work() -> None:
+            if os.getuid() == 0:
+                os.setuid(65534)  # nobody: root reads everything
+            try:
+                data.load("folder", root=place)
+            except PskdError as error:
+                print(error, file=said, flush=True)
+
+        assert exit_code(in_child(work)) == 0
+        assert f"cannot read '{place}/train/cat' (Permission denied)" in Path(place, "said").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import struct
 import zipfile
@@ -24,6 +25,7 @@ from pskd.errors import PskdError
 from pskd.memory.bank import PredictionBank
 from pskd.runs import checkpoint
 from pskd.runs.checkpoint import Checkpoints
+from pskd.runs.files import checksum
 from pskd.runs.folder import RunFolder
 from pskd.use import evaluate
 
@@ -81,7 +83,7 @@ def rewritten(run: Path, change: Callable[[Path], dict[str, Any] | None]) -> Non
     """Change every checkpoint and make its checksums fit again, as an attacker would."""
     for folder in (run / "checkpoints").glob("0*"):
         extra = change(folder)
-        files = {file.name: checkpoint._checksum(file) for file in sorted(folder.glob("*.pt"))}
+        files = {file.name: checksum(file) for file in sorted(folder.glob("*.pt"))}
         (folder / "manifest.json").write_text(json.dumps({"step": 1, "files": {**files, **(extra or {})}}))
 
 
@@ -127,7 +129,8 @@ def test_a_hostile_checkpoint(change: Callable[[Path], dict[str, Any] | None], r
 def test_a_manifest_names_files_of_its_own_folder_only(name: str, run: Path) -> None:
     said: list[str] = []
     rewritten(run, lambda folder: {name: "0" * 64})
-    assert Checkpoints(run / "checkpoints", 2).newest(said.append) is None
+    with pytest.raises(PskdError, match=re.escape(f"({name} was changed), and there is no other")):
+        Checkpoints(run / "checkpoints", 2).newest(said.append)
     assert all(f"({name} was changed)" in line for line in said)
 
 

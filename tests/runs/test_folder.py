@@ -36,6 +36,7 @@ def test_in_use_by_another_process(tmp_path: Path) -> None:
 def test_another_configuration(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.begin(run.claim(small(), resume=False))
+    run.release()
     with pytest.raises(PskdError, match=r"belongs to another configuration \(optim.lr: 0.1, 0.2 here\)"):
         RunFolder(tmp_path).claim(small("optim.lr=0.2"), resume=True)
     with pytest.raises(PskdError, match="already holds a run: add --resume"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from pskd import registry
 from pskd.methods.base import Method
+from pskd.runs.files import open_own
 from pskd.runs.group import Group
 from pskd.runs.history import HALVES, HEADER, RESCALED, VERSION, block_size, header, renew
 from pskd.targets import Past, Targets
@@ -72,7 +72,7 @@ class History:
         """Append the epoch to the file and begin the next one."""
         block = self.state(group)
         if group.leader:
-            with self.path.open("ab") as file:
+            with open_own(self.path, "ab") as file:
                 file.write(block.numpy().tobytes())
         self.probabilities.zero_()
         self.flags.zero_()
@@ -94,10 +94,12 @@ class History:
 
     def cut(self, epochs: int) -> None:
         """Drop what was written past the first ``epochs``: a resumed run will write it again."""
-        if not self.path.exists():
-            self.path.write_bytes(header(self.num_samples))
+        with open_own(self.path, "ab") as file:
+            if not file.tell():
+                file.write(header(self.num_samples))
         renew(self.path)
-        os.truncate(self.path, HEADER + block_size(self.num_samples) * epochs)
+        with open_own(self.path, "ab") as file:
+            file.truncate(HEADER + block_size(self.num_samples) * epochs)
 
     @torch.no_grad()
     def _compare(self, logits: Tensor, labels: Targets, past: Past, alpha: float) -> None:

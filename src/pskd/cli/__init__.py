@@ -10,7 +10,7 @@ import typer
 
 from pskd import __version__
 from pskd.cli import recipes, study, train, use  # noqa: F401  # their commands
-from pskd.cli.options import app
+from pskd.cli.options import app, show
 from pskd.errors import PskdError
 
 # Some versions of typer bring their own click, others import it: this is the one in use.
@@ -20,7 +20,7 @@ _UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__na
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
-        print(f"pskd {__version__}")
+        show(f"pskd {__version__}")
         raise typer.Exit
 
 
@@ -31,7 +31,7 @@ def main() -> NoReturn:
         sys.exit(code if isinstance(code, int) else 0)
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
-            print(error.format_message())
+            show(error.format_message())
             sys.exit(0)
         _fail(f"{error.format_message()} (see pskd --help)")
     except PskdError as error:
@@ -44,5 +44,5 @@ def main() -> NoReturn:
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"pskd: {message}", file=sys.stderr)
+    show("pskd:", message.replace("\n", " "), error=True)
     sys.exit(2)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from pskd.errors import PskdError
+from pskd.errors import PskdError, printable
 
 app = typer.Typer(
     name="pskd",
@@ -35,6 +36,22 @@ Storage = Annotated[
         help="The queue: an Optuna URL, such as postgresql+psycopg://user@host/name.  [default: a file in the folder]",
     ),
 ]
+
+
+def show(*words: object, error: bool = False) -> None:
+    """Print a line or several: all that commands say goes through here."""
+    print(printable(" ".join(map(str, words))), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def out_option(text: str) -> Any:
+    """The option --out with this help; an empty name, which would be the current folder, is refused."""
+
+    def folder(name: str) -> Path:
+        if not name.strip():
+            raise PskdError("--out is empty: name a folder")
+        return Path(name)
+
+    return typer.Option(parser=folder, metavar="DIR", help=text)
 
 
 def need_workbench() -> None:

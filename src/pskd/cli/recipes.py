@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pskd.cli.options import app
+from pskd.cli.options import app, show
 from pskd.errors import PskdError
 
 recipes_app = typer.Typer(
@@ -21,7 +21,7 @@ def recipes_ls() -> None:
     """List the recipes."""
     from pskd.recipes import listing
 
-    print("\n".join(listing()))
+    show("\n".join(listing()))
 
 
 @recipes_app.command("show", epilog="Example:\n\n  pskd recipes show digits")
@@ -29,7 +29,7 @@ def recipes_show(name: Annotated[str, typer.Argument(metavar="RECIPE")]) -> None
     """Print a recipe."""
     from pskd.recipes import find
 
-    print(find(name).read_text(), end="")
+    show(find(name).read_text().rstrip("\n"))
 
 
 @recipes_app.command("copy", epilog="Example:\n\n  pskd recipes copy digits mine.yaml && pskd train mine.yaml")
@@ -48,4 +48,4 @@ def recipes_copy(
         raise PskdError(f"{to} exists already: choose another name") from None
     except OSError as error:
         raise PskdError(f"{to} cannot be written: {error.strerror}") from None
-    print(f"copied to {to}; train it with: pskd train {to}")
+    show(f"copied to {to}; train it with: pskd train {to}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pskd.cli.options import AllowCode, Storage, StudyPath, app, need_workbench
+from pskd.cli.options import AllowCode, Storage, StudyPath, app, need_workbench, out_option, show
 
 study_app = typer.Typer(
     help="Many runs as one: methods x models x seeds, on one machine or many.", no_args_is_help=True
@@ -31,7 +30,7 @@ def study_run(
             help="Changes in every cell, in those of one recipe (RECIPE:KEY=VALUE), or a choice of an axis's values.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The study's folder.  [default: runs/STUDY]")] = None,
+    out: Annotated[Path | None, out_option("The study's folder.  [default: runs/STUDY]")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="How many cells to train at a time.")] = None,
     storage: Storage = None,
 ) -> None:
@@ -44,11 +43,11 @@ def study_run(
     out = out or Path("runs") / name.removesuffix(".yaml").replace("/", "-")
     study = Study.begin(name, words or [], out)
     try:
-        complete = run(study, workers, storage, lambda line: print(line, flush=True))
+        complete = run(study, workers, storage, show)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on where it was", file=sys.stderr)
+        show("stopped; the same command goes on where it was", error=True)
         raise typer.Exit(130) from None
-    print("report:", *write([out], out / "report.html"))
+    show("report:", *write([out], out / "report.html"))
     if not complete:
         raise typer.Exit(1)
 
@@ -61,7 +60,7 @@ def study_work(folder: StudyPath, storage: Storage = None, allow_code: AllowCode
     from pskd.study.queue import Queue
     from pskd.study.worker import Worker
 
-    Worker(Queue(Study.load(folder, allow_code=allow_code), storage)).work()
+    Worker(Queue(Study.load(folder, allow_code=allow_code), storage), show).work()
 
 
 @study_app.command("status", epilog="Example:\n\n  pskd study status runs/digits-study")
@@ -72,7 +71,7 @@ def study_status(folder: StudyPath, storage: Storage = None) -> None:
     from pskd.study.queue import Queue
     from pskd.study.worker import status_lines
 
-    print("\n".join(status_lines(Queue(Study.load(folder), storage))))
+    show("\n".join(status_lines(Queue(Study.load(folder), storage))))
 
 
 @study_app.command("stop", epilog="Example:\n\n  pskd study stop runs/digits-study")
@@ -83,4 +82,4 @@ def study_stop(folder: StudyPath, storage: Storage = None) -> None:
     from pskd.study.queue import Queue
 
     Queue(Study.load(folder), storage).stop()
-    print("the workers save their cells and leave; pskd study run goes on where they were")
+    show("the workers save their cells and leave; pskd study run goes on where they were")

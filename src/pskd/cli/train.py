@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pskd.cli.options import AllowCode, Storage, app, need_workbench
+from pskd.cli.options import AllowCode, Storage, app, need_workbench, out_option, show
 from pskd.errors import PskdError
 
 
@@ -29,18 +28,17 @@ def train(
             metavar="[RECIPE|FILE.yaml] [KEY=VALUE]...", help="Settings to start from, and changes to them."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder.  [default: runs/RECIPE-METHOD-SEED]")] = None,
+    out: Annotated[Path | None, out_option("The run folder.  [default: runs/RECIPE-METHOD-SEED]")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in --out was stopped.")] = False,
     settings: Annotated[bool, typer.Option("--settings", help="List every setting with its default and exit.")] = False,
     allow_code: AllowCode = False,
 ) -> None:
     """Train a model and evaluate it."""
-    from pskd.config import changed, describe, differences, resolve
+    from pskd.config import describe, differences, resolve
     from pskd.recipes import read_recipe
-    from pskd.runs.folder import RunFolder
 
     if settings:
-        print("\n".join(describe()))
+        show("\n".join(describe()))
         return
 
     words = words or []
@@ -51,9 +49,7 @@ def train(
     if resume and out is None:
         raise PskdError("--resume needs --out: the folder of the run to go on with")
     config = None
-    if resume and out is not None and words and not names:
-        config = changed(RunFolder(out).config(allow_code=allow_code), overrides, allow_code=allow_code)
-    elif words or not resume:
+    if names or not resume:
         if not names:
             raise PskdError("which recipe? for example: pskd train digits (pskd recipes ls lists them)")
         own_file = names[0].endswith((".yaml", ".yml"))
@@ -61,7 +57,7 @@ def train(
         config = resolve(recipe, overrides, name=name)
         if config.scale == "laptop":
             full = resolve(recipe, [*overrides, "scale=full"], name=name)
-            print("scale=laptop changes", *differences(full, config), sep="\n  ")
+            show("\n  ".join(["scale=laptop changes", *differences(full, config)]))
         out = out or Path("runs") / f"{config.recipe}-{config.method.name}-{config.train.seed}".replace("/", "-")
     assert out is not None
     need_workbench()
@@ -70,12 +66,12 @@ def train(
     from pskd.report.tables import result_lines
 
     try:
-        result = run(config, out, resume=resume, allow_code=allow_code)
+        result = run(config, out, resume=resume, allow_code=allow_code, changes=overrides)
     except Interrupted as stop:
-        print(stop, file=sys.stderr)
+        show(stop, error=True)
         raise typer.Exit(stop.exit_code) from None
     if int(os.environ.get("RANK", "0")) == 0:
-        print("\n".join(["", *result_lines(result), f"run folder: {out}"]))
+        show("\n".join(["", *result_lines(result), f"run folder: {out}"]))
 
 
 @app.command(
@@ -92,7 +88,7 @@ def tune(
             help="What to search: low:high:step, first..last, value,value or, with --random, low~high. And changes.",
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="The folder of the search.  [default: runs/tune-RECIPE]")] = None,
+    out: Annotated[Path | None, out_option("The folder of the search.  [default: runs/tune-RECIPE]")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting.")] = 3,
     trials: Annotated[int | None, typer.Option("--random", min=1, help="Draw so many settings at random.")] = None,
     by: Annotated[str, typer.Option(help="A metric; or accuracy and calibration together.")] = "top1_error+ece",
@@ -111,8 +107,8 @@ def tune(
     ranges, settings = [each for _, each in found if each is not None], [word for word, each in found if each is None]
     options: dict[str, Any] = {"seeds": seeds, "trials": trials, "by": by, "prune": prune, "workers": workers}
     try:
-        run(recipe, ranges, settings, out, storage=storage, say=lambda line: print(line, flush=True), **options)
+        run(recipe, ranges, settings, out, storage=storage, say=show, **options)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on where it was", file=sys.stderr)
+        show("stopped; the same command goes on where it was", error=True)
         raise typer.Exit(130) from None
-    print("report:", *write([out / "final", out / "search"], out / "report.html"))
+    show("report:", *write([out / "final", out / "search"], out / "report.html"))

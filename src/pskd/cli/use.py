@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pskd.cli.options import AllowCode, Best, Json, RunPath, app, need_workbench
+from pskd.cli.options import AllowCode, Best, Json, RunPath, app, need_workbench, show
 from pskd.errors import PskdError
 
 
@@ -28,7 +27,7 @@ def evaluate(
     from pskd.use import evaluate as evaluate_run
 
     metrics = evaluate_run(run, split, root, best=best, allow_code=allow_code)
-    print(json.dumps(metrics) if as_json else "\n".join(result_lines(metrics)))
+    show(json.dumps(metrics) if as_json else "\n".join(result_lines(metrics)))
 
 
 @app.command(
@@ -68,13 +67,10 @@ def predict(
     options = {"top": top, "min_score": min_score, "draw": draw, "texts": text or None}
     for item in answers(run, inputs or [], best=best, allow_code=allow_code, **options):
         if not isinstance(item, PskdError):
-            print(json.dumps(item.to_dict()) if as_json else item.text())
+            show(json.dumps(item.to_dict()) if as_json else item.text())
         else:
             broken += 1
-            print(
-                json.dumps({"error": str(item)}) if as_json else f"pskd: {item}",
-                file=sys.stdout if as_json else sys.stderr,
-            )
+            show(json.dumps({"error": str(item)}) if as_json else f"pskd: {item}", error=not as_json)
     if broken:
         raise typer.Exit(2)
 
@@ -92,9 +88,9 @@ def ensemble(
 
     results = average(runs, bins)
     if as_json:
-        print(json.dumps(results["ensemble"]))
+        show(json.dumps(results["ensemble"]))
     else:
-        print("\n".join([*comparison(results), f"(ECE with {bins} bins; * is the best of a column)"]))
+        show("\n".join([*comparison(results), f"(ECE with {bins} bins; * is the best of a column)"]))
 
 
 @app.command(
@@ -118,4 +114,4 @@ def report(
     numbers = [part.strip() for part in samples.split(",")] if samples else []
     if wrong := [number for number in numbers if not number.isdecimal()]:
         raise PskdError(f"--samples: {wrong[0]!r} is not a sample's number; write for example --samples 17,42")
-    print("report:", *write(paths, out, figures, tables, [int(number) for number in numbers]))
+    show("report:", *write(paths, out, figures, tables, [int(number) for number in numbers]))

@@ -5,8 +5,9 @@ and a method's in its file; `classes.py` puts them together, `resolve.py` fills 
 """
 
 from pskd.config.base import Interval, MethodConfig, OptimConfig, Section
-from pskd.config.classes import config_class, how, method_class, places
+from pskd.config.classes import config_class, how, method_class, places, written
 from pskd.config.explain import describe
+from pskd.config.identity import identity
 from pskd.config.resolve import changed, differences, flat, long_key, parse_value, resolve, validated
 from pskd.config.run import Config
 from pskd.config.yaml_file import read_yaml
@@ -23,6 +24,7 @@ __all__ = [
     "differences",
     "flat",
     "how",
+    "identity",
     "long_key",
     "method_class",
     "parse_value",
@@ -30,4 +32,5 @@ __all__ = [
     "read_yaml",
     "resolve",
     "validated",
+    "written",
 ]

@@ -6,7 +6,7 @@ These are declared where the thing is: a method's are the typed keywords of its 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ConfigDict, Field, create_model
@@ -70,26 +70,31 @@ def method_class(name: str, method: Any) -> type[MethodConfig]:
     return create_model(f"{method.__name__}Config", __base__=_Checked, __doc__=method.__doc__, **fields)
 
 
-def marked(config: Section | type[Section], *markers: type[Any], prefix: str = "") -> frozenset[str]:
-    """The settings of a configuration whose fields carry one of these marks, such as ``train.device``."""
+def marked(config: Section | type[Section], wanted: Callable[[Any], bool], prefix: str = "") -> frozenset[str]:
+    """The settings of a configuration whose fields carry a wanted mark, such as ``train.device``."""
     found: set[str] = set()
     for name, field in (config if isinstance(config, type) else type(config)).model_fields.items():
-        if any(isinstance(mark, markers) for mark in field.metadata):
+        if any(map(wanted, field.metadata)):
             found.add(prefix + name)
         inner = getattr(config, name) if not isinstance(config, type) else field.annotation
         if isinstance(inner, Section) or (isinstance(inner, type) and issubclass(inner, Section)):
-            found |= marked(inner, *markers, prefix=f"{prefix}{name}.")
+            found |= marked(inner, wanted, prefix=f"{prefix}{name}.")
     return frozenset(found)
 
 
 def how(config: Section | type[Section]) -> frozenset[str]:
     """Settings that say how a run is made."""
-    return marked(config, How)
+    return marked(config, lambda mark: isinstance(mark, How))
 
 
 def places(config: Section | type[Section]) -> frozenset[str]:
     """Settings that say how a run is made or where its parts are: it can be resumed with others."""
-    return marked(config, How, Place)
+    return marked(config, lambda mark: isinstance(mark, How | Place))
+
+
+def written(config: Section | type[Section]) -> frozenset[str]:
+    """Settings that name files which a run writes, outside of its folder."""
+    return marked(config, lambda mark: isinstance(mark, Place) and mark.written)
 
 
 def _known(names: registry.Registry, name: str, allow_code: bool) -> Any:

@@ -10,6 +10,8 @@ from pydantic import ConfigDict, SerializeAsAny
 from pskd.config.base import DataConfig, EvalConfig, MethodConfig, ModelConfig, OptimConfig, Section, TrainConfig
 from pskd.settings import Place
 
+END = "# end of settings\n"  # the last line of a whole file
+
 
 class Config(Section):
     """One run, whole."""
@@ -25,7 +27,7 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False) + END
 
 
 class UncheckedData(DataConfig):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -93,18 +94,53 @@ def _images_by_class(root: Path, split: str) -> dict[str, list[str]]:
         raise PskdError(f"there is no folder '{folder}': data.root=... must name the folder that holds '{split}'")
     suffixes = _readable_suffixes()
     by_class = {}
-    for name in sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
-        by_class[name] = sorted(
-            Path(place, file).relative_to(root).as_posix()
-            for place, _, files in os.walk(folder / name, followlinks=True)
-            for file in files
-            if os.path.splitext(file)[1].lower() in suffixes and not file.startswith(".")
-        )
-        if not by_class[name]:
-            raise PskdError(f"class folder '{folder / name}' holds no image: add some or remove the folder")
+    try:
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        for name in names:
+            by_class[name] = sorted(
+                Path(place, file).relative_to(root).as_posix()
+                for place, files in _walk(folder / name, root)
+                for file in files
+                if os.path.splitext(file)[1].lower() in suffixes and not file.startswith(".")
+            )
+            if not by_class[name]:
+                raise PskdError(f"class folder '{folder / name}' holds no image: add some or remove the folder")
+    except OSError as error:
+        raise PskdError(f"cannot read '{error.filename}' ({reason(error)}): make it readable, or remove it") from error
     if not by_class:
         raise PskdError(f"'{folder}' holds no class folders: put the images of each class into a folder of its name")
     return by_class
+
+
+def _walk(folder: Path, root: Path) -> Iterator[tuple[str, list[str]]]:
+    """The folders below a class folder, each once, with their files.
+
+    Links are followed out of the data set, but not to a folder that this one is in, nor to another class or split:
+    images would count twice, and test images would be learnt.
+    """
+    own, entered = folder.resolve(), set()
+    splits = [(root / split).resolve() for split in ("train", "val", "test")]
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for inside, below, files in os.walk(folder, followlinks=True, onerror=refuse):
+        found = os.stat(inside)
+        entered.add((found.st_dev, found.st_ino))
+        kept = []
+        for name in below:
+            path = Path(inside, name)
+            found = path.stat()
+            if (found.st_dev, found.st_ino) in entered:
+                continue
+            if path.is_symlink():
+                target = path.resolve()
+                if own.is_relative_to(target) or any(target.is_relative_to(split) for split in splits):
+                    continue
+            entered.add((found.st_dev, found.st_ino))
+            kept.append(name)
+        below[:] = kept
+        yield inside, files
 
 
 def _readable_suffixes() -> set[str]:

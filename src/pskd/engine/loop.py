@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from pskd import tasks
-from pskd.config import Config, flat
+from pskd.config import Config, changed, flat, long_key
 from pskd.engine import build
 from pskd.engine.nonfinite import NonFinite
 from pskd.engine.observer import observers_of
@@ -25,13 +25,15 @@ from pskd.engine.progress import Progress
 from pskd.engine.record import epoch_line, progress_text, provenance
 from pskd.engine.saving import Saver
 from pskd.engine.state import TrainingState
+from pskd.errors import PskdError
 from pskd.memory.snapshot import unwrap_model
 from pskd.metrics.catalogue import METRICS
 from pskd.runs import sharding, weights
-from pskd.runs.files import one_line_errors, write_atomic, write_json
+from pskd.runs.files import OF_A_RUN, checksum, one_line_errors, write_atomic, write_json
 from pskd.runs.folder import RunFolder
 from pskd.runs.group import CONTINUE, SAVE, STOP, Group, lost_processes, restart_count
 from pskd.runs.plan import Step
+from pskd.runs.trust import check_model
 from pskd.tasks.base import Evaluation, Task
 
 
@@ -49,26 +51,36 @@ def train(
     *,
     resume: bool = False,
     allow_code: bool = False,
+    changes: Sequence[str] = (),
     after_epoch: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> dict[str, Any]:
     """Train in the run folder ``out`` and return what ``result.json`` holds.
 
     With ``resume`` a run that is there goes on from its last checkpoint, or is returned as it is if it has finished.
-    A restart by torchrun is a resume too. ``allow_code`` is for code that the folder's own configuration names.
+    A restart by torchrun is a resume too. Without a ``config`` the folder's own is taken, with `key=value` ``changes``;
+    since a folder may come from a stranger, it has no say in what is loaded, run or written outside of it unless
+    ``allow_code``.
     ``after_epoch`` is shown each epoch's record; what it raises ends the training.
     """
     resume = resume or restart_count() > 0
-    run = RunFolder(out)
+    run, stated = RunFolder(out), {long_key(word.partition("=")[0]) for word in changes}
+    if config is None:
+        run.check_resumable()
+        if resume and run.result_file.exists() and not changes:
+            return run.result()
+        config = changed(run.config(allow_code=allow_code), changes, allow_code=allow_code)
+        if not allow_code:
+            check_model(config, stated)
+    notes = [line for setting, line in run.notes.items() if setting not in stated]
     if int(os.environ.get("RANK", "0")) == 0:
         config = run.claim(config, resume=resume, allow_code=allow_code)
     try:
-        config = config or run.config(allow_code=allow_code)
         if resume and run.result_file.exists():
             return run.result()
         sharding.check(config)
         task = tasks.create(config)
-        with build.accelerator(config, out) as devices, one_line_errors("writing"), lost_processes(out):
-            return Trainer(config, task, run, devices).fit(after_epoch)
+        with build.accelerator(config, out) as devices, one_line_errors("writing", **OF_A_RUN), lost_processes(out):
+            return Trainer(config, task, run, devices).fit(after_epoch, notes)
     finally:
         run.release()
 
@@ -122,8 +134,8 @@ class Trainer:
     def weights(self) -> nn.Module:
         return unwrap_model(self.model)
 
-    def fit(self, after_epoch: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-        notes: list[str] = []
+    def fit(self, after_epoch: Callable[[dict[str, Any]], None], notes: Sequence[str] = ()) -> dict[str, Any]:
+        notes = list(notes)
         resumed = self.saver.load_newest(notes.append)
         if self.group.leader:
             self.run.begin(self.config)
@@ -246,6 +258,8 @@ class Trainer:
         if best is None or METRICS[by].better(metrics[by], best["val"][by]):
             self.state.best = {"epoch": self.state.epoch + 1, "val": metrics}
             weights.save(self.weights, self.run.best_model_file, self.task.metadata(), self.group)
+            if self.group.leader:
+                self.state.best_sum = checksum(self.run.best_model_file)
 
     def finish(self) -> dict[str, Any]:
         """The last epoch's results; the best epoch's too, if there is a validation split to choose it on."""
@@ -253,6 +267,10 @@ class Trainer:
             self.weights.load_state_dict(self.average.module.state_dict())
             self.evaluated = {}
         final, best = self.result_on("test"), self.state.best
+        if self.group.leader and best is not None and not self.saver.has_best():
+            raise PskdError(
+                f"{self.run.best_model_file} was lost or changed: go on from the last checkpoint with --resume"
+            )
         result: dict[str, Any] = {**final.metrics, "signatures": final.signatures, "epoch": self.state.epoch}
         predictions = final.predictions
         if self.task.has_validation:

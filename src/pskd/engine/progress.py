@@ -9,6 +9,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
+from pskd.errors import printable
+
 
 class Progress:
     """Progress over all steps of a run. ``shown`` is false on every process but the leader."""
@@ -58,6 +60,7 @@ class Progress:
         """A line that stays, on the screen and in the log; on the screen a minor one only after 10 s of silence."""
         if not self._shown:
             return
+        text = printable(text)
         self._log(text)
         if minor and time.monotonic() - self._said < 10:
             return

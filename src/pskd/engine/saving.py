@@ -12,13 +12,14 @@ from accelerate import Accelerator
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from pskd.config import Config
+from pskd.config import Config, identity
 from pskd.engine.observer import Observer
 from pskd.engine.state import TrainingState
 from pskd.errors import PskdError
 from pskd.methods.base import Method
 from pskd.runs import checkpoint, sharding
 from pskd.runs.checkpoint import Checkpoints
+from pskd.runs.files import checksum
 from pskd.runs.folder import RunFolder
 from pskd.runs.group import Group
 from pskd.runs.plan import Stretch
@@ -53,6 +54,7 @@ class Saver:
         steps_per_epoch: int,
     ) -> None:
         self.settings, self.run, self.group, self.accelerator = config.train, run, group, accelerator
+        self.settings_id = identity(config)
         self.sources, self.state, self.weights, self.optimizer = sources, state, weights, optimizer
         self.method, self.average, self.observers = method, average, observers
         self.steps_per_epoch = steps_per_epoch
@@ -78,12 +80,14 @@ class Saver:
             parts |= shared
             here = state.state_dict()
             here["stretches"].append([state.step, group.hosts])
-            parts["progress"] = {**here, "sources": self.sources, "world": group.world}
+            about = {"sources": self.sources, "settings": self.settings_id, "world": group.world}
+            parts["progress"] = {**here, **about}
             if self.average is not None:
                 parts["average"] = self.average.state_dict()
             if self.accelerator.scaler is not None:
                 parts["scaler"] = self.accelerator.scaler.state_dict()
-        self.checkpoints.save(state.epoch * self.steps_per_epoch + state.step, parts)
+        best = {self.run.best_model_file: state.best_sum} if group.leader and state.best_sum else {}
+        self.checkpoints.save(state.epoch * self.steps_per_epoch + state.step, parts, best)
         self._saved_at = time.monotonic()
         self._took = self._saved_at - begun
 
@@ -116,7 +120,16 @@ class Saver:
                 f"{self.run.path} cannot go on: its training data is another or a reordered one now, or its teacher is"
                 " another; bring back what it began with"
             )
+        if here.get("settings", self.settings_id) != self.settings_id:
+            raise PskdError(
+                f"{self.run.path} cannot go on: its config.yaml has other settings now than those it was trained with;"
+                " bring back the file as it was"
+            )
         state.load_state_dict(here)
+        if group.leader and state.best_sum is not None and not self.has_best():
+            beside = self.run.best_model_file.with_name(f".{self.run.best_model_file.name}.writing")
+            checkpoint.copied(folder / self.run.best_model_file.name, beside, state.best_sum)
+            beside.replace(self.run.best_model_file)
         # The last stretch goes on where the number of hosts is the same; at the beginning of an epoch there is none.
         last: Stretch | None = state.stretches[-1] if state.stretches else None
         if not state.step:
@@ -143,6 +156,11 @@ class Saver:
         elif group.leader:
             for own in checkpoint.shards(folder, "process"):
                 state.add_sums(own)
+
+    def has_best(self) -> bool:
+        """Whether the best epoch's weights are there as they were written."""
+        file = self.run.best_model_file
+        return file.is_file() and checksum(file) == self.state.best_sum
 
     def is_due(self, *, epoch_ends: bool = False) -> bool:
         """Whether it is time for a checkpoint."""

@@ -25,6 +25,7 @@ class TrainingState:
         self.part_sums: dict[str, Tensor] = {}  # of the loss's parts by name
         self.skipped = self.skips_in_a_row = 0  # samples of this epoch, and steps
         self.best: dict[str, Any] | None = None  # the best epoch so far, by the validation split
+        self.best_sum: str | None = None  # the checksum of its weights; the leader's alone
         self.epoch_seconds: list[float] = []
         self.stretches: tuple[Stretch, ...] = ()  # how this epoch was begun on other numbers of hosts
         self._seconds_before = 0.0  # spent in this epoch by the processes before this one
@@ -62,6 +63,7 @@ class TrainingState:
             "skipped": self.skipped,
             "skips_in_a_row": self.skips_in_a_row,
             "best": self.best,
+            "best_sum": self.best_sum,
             "epoch_seconds": self.epoch_seconds,
             "seconds": self.seconds if self.step else 0.0,
             "stretches": [list(stretch) for stretch in self.stretches],
@@ -69,6 +71,7 @@ class TrainingState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.epoch, self.step, self.best = state["epoch"], state["step"], state["best"]
+        self.best_sum = state.get("best_sum")
         self.skipped, self.skips_in_a_row = state["skipped"], state["skips_in_a_row"]
         self.epoch_seconds, self._seconds_before = list(state["epoch_seconds"]), state["seconds"]
         self.stretches = tuple(Stretch(*stretch) for stretch in state["stretches"])

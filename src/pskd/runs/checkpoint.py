@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,12 +18,15 @@ from typing import IO, Any, cast
 import torch
 
 from pskd.errors import PskdError
-from pskd.runs.files import to_disk, write_json
+from pskd.runs.files import checksum, open_own, to_disk, write_json
 from pskd.runs.group import Group
 
 _MANIFEST = "manifest.json"
 _WRITING = ".writing-"
 _SUMS = "checksums-"
+_BEGUN = ".checkpointed"  # beside the folder: there was a whole checkpoint at some time
+_ANEW = "or begin the training anew with another --out (or in this one, if you remove the folder checkpoints yourself)"
+_GO_ON = "go on from the last checkpoint with --resume"
 
 
 class Checkpoints:
@@ -34,8 +38,11 @@ class Checkpoints:
     def __init__(self, folder: Path, keep_last: int, group: Group | None = None) -> None:
         self.folder, self.keep_last, self.group = folder, keep_last, group or Group()
 
-    def save(self, step: int, parts: Mapping[str, Any]) -> Path:
-        """Write this process's parts of the checkpoint of ``step``; it counts once all are on disk."""
+    def save(self, step: int, parts: Mapping[str, Any], files: Mapping[Path, str] | None = None) -> Path:
+        """Write this process's parts of the checkpoint of ``step``; it counts once all are on disk.
+
+        Copies of ``files``, each with the checksum that it must have, are parts of it, too.
+        """
         writing, final = self.folder / f"{_WRITING}{step:09d}", self.folder / f"{step:09d}"
         leader, barrier = self.group.leader, self.group.barrier
         if leader:
@@ -46,29 +53,46 @@ class Checkpoints:
         try:
             # Each process leaves the checksums of its own files, so that no byte is read back or sent to the leader.
             sums = {f"{name}.pt": _write(part, writing / f"{name}.pt") for name, part in parts.items()}
+            for file, known in (files or {}).items():
+                sums[file.name] = copied(file, writing / file.name, known)
             write_json(writing / f"{_SUMS}{self.group.rank}", sums)
             barrier()
             if leader:
-                files: dict[str, str] = {}
+                all_sums: dict[str, str] = {}
                 for own in sorted(writing.glob(f"{_SUMS}*")):
-                    files |= json.loads(own.read_text())
+                    all_sums |= json.loads(own.read_text())
                     own.unlink()
-                write_json(writing / _MANIFEST, {"step": step, "files": files})
-                shutil.rmtree(final, ignore_errors=True)
+                write_json(writing / _MANIFEST, {"step": step, "files": all_sums})
+                self._remove(final)
                 writing.rename(final)
+                self.folder.with_name(_BEGUN).touch()
                 to_disk(self.folder)
         except BaseException:
             shutil.rmtree(writing, ignore_errors=True)
             raise
         if leader:
             for old in self.steps()[: -self.keep_last]:
-                shutil.rmtree(self.folder / f"{old:09d}", ignore_errors=True)
+                self._remove(self.folder / f"{old:09d}")
         barrier()
         return final
 
+    def _remove(self, folder: Path) -> None:
+        """Take a checkpoint away; one that is half gone does not look like one that was damaged."""
+        if folder.exists():
+            gone = folder.with_name(f"{_WRITING}over-{folder.name}")
+            shutil.rmtree(gone, ignore_errors=True)
+            folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
     def steps(self) -> list[int]:
-        """The steps of all complete checkpoints, oldest first."""
-        return sorted(int(child.name) for child in self.folder.glob("[0-9]" * 9) if (child / _MANIFEST).is_file())
+        """The steps of all checkpoints, oldest first; one that is not whole was damaged."""
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise PskdError(f"{self.folder} cannot be read ({error.strerror}): make it readable, {_ANEW}") from None
+        return sorted(int(name) for name in names if re.fullmatch(r"[0-9]{9}", name))
 
     def last_good(self) -> str:
         """Where the last checkpoint is, in words."""
@@ -76,18 +100,30 @@ class Checkpoints:
         return f"the last checkpoint is {self.folder / f'{steps[-1]:09d}'}" if steps else "none is saved"
 
     def newest(self, report: Callable[[str], None]) -> Path | None:
-        """The newest checkpoint whose every byte is as it was written; a damaged one is reported and passed over."""
-        steps = self.steps()
+        """The newest checkpoint whose every byte is as it was written; a damaged one is reported and passed over.
+
+        None: none was ever saved. Where there were some and none is good, to begin anew would destroy what is left.
+        """
+        steps, damaged = self.steps(), ""
+        begun = self.folder.with_name(_BEGUN)
+        if self.group.leader and not self.folder.exists():
+            begun.unlink(missing_ok=True)  # a user has removed the folder, to begin anew
+        if self.group.maximum(int(self.group.leader and not steps and begun.exists())):
+            raise PskdError(f"the checkpoints in {self.folder} are gone: bring one back, {_ANEW}")
         while True:
             # The leader's list counts: another host may see the folder a little later.
             step = self.group.maximum(steps.pop() if self.group.leader and steps else -1)
+            if step < 0 and damaged:
+                raise PskdError(f"{damaged}, and there is no other: bring one back, {_ANEW}")
             if step < 0:
                 return None
+            if damaged:
+                report(f"{damaged}; using the one before")
             folder = self.folder / f"{step:09d}"
             names, bad = self._check(folder)
             if bad < 0:
                 return folder
-            report(f"checkpoint {folder} is damaged ({names[bad]} was changed); using the one before")
+            damaged = f"checkpoint {folder} is damaged ({names[bad]} was changed)"
 
     def _check(self, folder: Path) -> tuple[list[str], int]:
         """The files of a checkpoint, and which of them is not as it was written, -1 if all are; shared by processes."""
@@ -97,7 +133,7 @@ class Checkpoints:
             names += files
             for position in range(1 + self.group.rank, len(names), self.group.world):
                 name = names[position]
-                if Path(name).name != name or _checksum(folder / name) != files[name]:
+                if Path(name).name != name or checksum(folder / name) != files[name]:
                     bad = position
         except (OSError, ValueError, LookupError, TypeError) as error:
             missing = Path(str(getattr(error, "filename", None))).name
@@ -122,6 +158,22 @@ class _Hashing:
 
     def flush(self) -> None:
         self.file.flush()
+
+
+def copied(source: Path, to: Path, known: str) -> str:
+    """Copy a file that must have this checksum, and wait until it is on the disk; returns the checksum."""
+    to.unlink(missing_ok=True)
+    try:
+        with source.open("rb") as file, open_own(to, "xb") as copy:
+            hashing = _Hashing(copy)
+            shutil.copyfileobj(file, cast(IO[bytes], hashing), 2**20)
+            copy.flush()
+            os.fsync(copy.fileno())
+    except FileNotFoundError:
+        raise PskdError(f"{source} is gone: {_GO_ON}") from None
+    if hashing.sum.hexdigest() != known:
+        raise PskdError(f"{source} was changed: {_GO_ON}")
+    return known
 
 
 def _write(part: Any, path: Path) -> str:
@@ -154,8 +206,3 @@ def load(folder: Path, name: str, *, mapped: bool = False) -> Any:
 def shards(folder: Path, name: str) -> list[Any]:
     """The parts ``name-0``, ``name-1``, ... of a checkpoint, mapped."""
     return [load(folder, file.stem, mapped=True) for file in sorted(folder.glob(f"{name}-*.pt"))]
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,23 +1,26 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and that are never somebody else's behind a link."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pskd.errors import PskdError
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write beside and rename into place; a crash leaves the old file or the new one."""
+    """Write beside and rename into place; a crash leaves the old file or the new one. A link is replaced itself."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.writing")
     try:
-        beside.write_bytes(content.encode() if isinstance(content, str) else content)
+        beside.unlink(missing_ok=True)
+        with open_own(beside, "xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         to_disk(beside)
         beside.replace(path)
         to_disk(path.parent)
@@ -27,6 +30,34 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=2) + "\n")
+
+
+def open_own(path: Path, mode: str) -> IO[Any]:
+    """Open a file of a run or study for writing; a link at its place is refused, not followed."""
+    try:
+        return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise link_error(path) from None
+        raise
+
+
+def link_error(path: Path) -> PskdError:
+    return PskdError(f"{path} is a symbolic link, and what it leads to is not ours to write: remove the link")
+
+
+def check_own(folder: Path) -> None:
+    """Refuse a folder in which something that is written to is a link, or no ordinary file."""
+    for path in folder.iterdir():
+        if path.is_symlink():
+            raise link_error(path)
+        if not (path.is_file() or path.is_dir()):
+            raise PskdError(f"{path} is neither a file nor a folder: remove it")
+
+
+def checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def to_disk(path: Path) -> None:
@@ -39,22 +70,31 @@ def to_disk(path: Path) -> None:
 
 
 _REASONS = {
-    errno.ENOSPC: "the disk is full; free some space, then run again with --resume",
-    errno.EDQUOT: "the disk quota is used up; free some space, then run again with --resume",
+    errno.ENOSPC: "the disk is full; free some space, then {again}",
+    errno.EDQUOT: "the disk quota is used up; free some space, then {again}",
     errno.EFBIG: "the file would be larger than allowed here (ulimit -f)",
-    errno.EROFS: "the file system is read-only; choose another --out",
-    errno.EACCES: "permission denied; choose another --out, or change its permissions",
-    errno.EPERM: "permission denied; choose another --out, or change its permissions",
-    errno.ENOTDIR: "a part of this path is a file, not a folder; choose another --out",
+    errno.EROFS: "the file system is read-only; {elsewhere}",
+    errno.EACCES: "permission denied; {elsewhere}, or change its permissions",
+    errno.EPERM: "permission denied; {elsewhere}, or change its permissions",
+    errno.ENOTDIR: "a part of this path is a file, not a folder; {elsewhere}",
+    errno.EEXIST: "this is a file, not a folder; {elsewhere}",
+    errno.EISDIR: "this is a folder, not a file; {elsewhere}",
+    errno.ENAMETOOLONG: "the name is too long; {elsewhere}",
 }
 
 
+OF_A_RUN = {"again": "run again with --resume", "elsewhere": "choose another --out"}
+
+
 @contextlib.contextmanager
-def one_line_errors(what: str) -> Iterator[None]:
-    """What the operating system refuses, in one line."""
+def one_line_errors(
+    what: str, *, again: str = "run it again", elsewhere: str = "choose another place"
+) -> Iterator[None]:
+    """What the operating system refuses, in one line with advice that fits the caller."""
     try:
         yield
     except OSError as error:
         if error.errno not in _REASONS:
             raise
-        raise PskdError(f"{what} {error.filename or ''}: {_REASONS[error.errno]}".replace(" :", ":")) from error
+        reason = _REASONS[error.errno].format(again=again, elsewhere=elsewhere)
+        raise PskdError(f"{what} {error.filename or ''}: {reason}".replace(" :", ":")) from error

@@ -9,13 +9,28 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from pskd import config as configuration
 from pskd.config import Config
+from pskd.config.run import END
 from pskd.errors import PskdError
-from pskd.runs.files import one_line_errors, write_atomic
+from pskd.runs.files import OF_A_RUN, check_own, one_line_errors, open_own, write_atomic
+from pskd.runs.trust import within_itself
+
+_folders: set[int] = set()  # descriptors of locked folders
+
+
+def _forked() -> None:
+    """A loader process does not hold its parent's folder: it may outlive it for a while."""
+    for handle in _folders:
+        os.close(handle)
+    _folders.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class InUse(PskdError):
@@ -36,26 +51,72 @@ class RunFolder:
         self.history_file = path / "history.bin"
         self.log_file = path / "log.txt"
         self.checkpoints = path / "checkpoints"
-        self._lock: int | None = None
+        self.notes: dict[str, str] = {}  # on settings of the stored configuration that are not obeyed
+        self._locks: list[int] = []
+        self._made = False
 
     def claim(self, config: Config | None, *, resume: bool, allow_code: bool = False) -> Config:
         """Take the folder for writing; returns the configuration to run, by default the stored one when resuming."""
-        if resume and config is None and not self.config_file.exists():
-            raise PskdError(f"{self.path} has no config.yaml to resume from: name the recipe too, or check --out")
-        with one_line_errors("run folder"):
+        if resume and config is None:
+            self.check_resumable()
+        with one_line_errors("run folder", **OF_A_RUN):
+            self._made = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by loader processes
-        except (BlockingIOError, PermissionError):
-            os.close(lock)
-            raise InUse(f"{self.path} is in use by another process: wait for it, or choose another --out") from None
-        self._lock = lock
+            self._check_ours()
+            try:
+                self._lock()
+            except BlockingIOError:
+                self._unlock()
+                raise InUse(f"{self.path} is in use by another process: wait for it, or choose another --out") from None
         try:
             return self._configuration(config, resume, allow_code)
         except BaseException:
             self.release()
             raise
+
+    def check_resumable(self) -> None:
+        if not self.config_file.exists():
+            raise PskdError(f"{self.path} has no config.yaml to resume from: name the recipe too, or check --out")
+
+    def _check_ours(self) -> None:
+        """Refuse a folder that holds something else than a run, or in which links lead elsewhere."""
+        check_own(self.path)
+        if self.checkpoints.is_dir():
+            check_own(self.checkpoints)
+        if not self.config_file.exists():
+            # What a run leaves that was killed before it had begun, a tracker's folder among it, is no stranger's.
+            begun = re.compile(rf"\.lock|\..*\.writing|bank-\d+\.scratch|{re.escape(self.path.absolute().name)}")
+            if other := sorted(entry.name for entry in self.path.iterdir() if not begun.fullmatch(entry.name)):
+                raise PskdError(
+                    f"{self.path} is no run folder and not empty (it holds {other[0]}): choose another --out"
+                )
+
+    def _lock(self) -> None:
+        """Lock a file and, since a file can be deleted, the folder itself, where its file system can."""
+        file = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        self._locks.append(file)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except PermissionError:
+            raise BlockingIOError from None  # what some systems say instead
+        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        self._locks.append(folder)
+        _folders.add(folder)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass  # NFS cannot; there the file's lock has to do
+
+    def _unlock(self) -> None:
+        for handle in self._locks:
+            if handle in _folders:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(handle, fcntl.LOCK_UN)  # also for a child that has just been forked
+            _folders.discard(handle)
+            os.close(handle)
+        self._locks = []
 
     def _configuration(self, config: Config | None, resume: bool, allow_code: bool) -> Config:
         """The configuration to run: the stored one, or the one given if it says the same."""
@@ -82,23 +143,39 @@ class RunFolder:
 
     def release(self) -> None:
         """Let go of the folder; one in which nothing has begun is removed."""
-        if self._lock is None:
+        if not self._locks:
             return
         if not self.config_file.exists():
             (self.path / ".lock").unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # it was there before, with something in it
-                self.path.rmdir()
-        os.close(self._lock)
-        self._lock = None
+            if self._made:
+                with contextlib.suppress(OSError):  # a tracker has left something in it
+                    self.path.rmdir()
+        self._unlock()
 
     def config(self, *, allow_code: bool = False) -> Config:
         """The run's configuration. Code that it names is imported only if that is allowed."""
         if not self.config_file.is_file():
             raise PskdError(f"{self.path} is not a run folder: it has no config.yaml")
         try:
-            return configuration.validated(configuration.read_yaml(self.config_file), allow_code=allow_code)
+            tree = configuration.read_yaml(self.config_file)
+            config = configuration.validated(tree, allow_code=allow_code)
+            self._check_whole(config, tree)
         except PskdError as error:
             raise PskdError(f"{self.config_file}: {error}") from None
+        config, self.notes = within_itself(config, allow_code=allow_code)
+        return config
+
+    def _check_whole(self, config: Config, tree: dict[str, Any]) -> None:
+        """Refuse a file that was cut off: what is missing would be taken as its default.
+
+        A file of an earlier release may lack a setting that is new, and the last line.
+        """
+        whole = configuration.flat(config.model_dump(mode="json"))
+        lacks = {key.partition(".")[0] for key in whole if "." in key} - tree.keys()
+        ended = self.config_file.read_text().endswith(END) or list(whole)[-1] in configuration.flat(tree)
+        if lacks or not ended:
+            what = f"its section {min(lacks)} is missing" if lacks else "its end is missing"
+            raise PskdError(f"the file is cut off ({what}): bring back the whole file")
 
     def result(self) -> dict[str, Any]:
         """What the finished run came to."""
@@ -110,7 +187,7 @@ class RunFolder:
             raise PskdError(f"{self.result_file} is damaged: remove it and continue the run with --resume") from None
 
     def append_metrics(self, record: dict[str, Any]) -> None:
-        with self.metrics_file.open("a") as file:
+        with open_own(self.metrics_file, "a") as file:
             file.write(json.dumps(record) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -131,5 +208,5 @@ class RunFolder:
             write_atomic(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
 
     def log(self, line: str) -> None:
-        with self.log_file.open("a") as file:
+        with open_own(self.log_file, "a") as file:
             file.write(line + "\n")

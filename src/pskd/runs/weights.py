@@ -24,6 +24,7 @@ def save(model: nn.Module, path: Path, metadata: dict[str, Any], group: Group) -
     if not group.leader:
         return
     beside, about = path.with_name(f".{path.name}.writing"), {_KEY: json.dumps(metadata)}
+    beside.unlink(missing_ok=True)  # a link of this name would be followed
     if state is None:
         safetensors.torch.save_model(model, str(beside), metadata=about)  # which stores weights that are tied once
     else:

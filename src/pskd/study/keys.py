@@ -1,22 +1,17 @@
 """The key of a cell: a hash of what its settings say about the result. It names the cell's run folder.
 
-Only settings that differ from their defaults count, and none that say only where or how a run is made: so a key stays
-when a release adds a setting, and when data or folders move. A `data.root` that a recipe or the study file names does
-count, as two of them may be all that tells two cells apart.
+It is the configuration's identity, so a key stays when a release adds a setting, and when data or folders move. A
+`data.root` that a recipe or the study file names does count, as two of them may be all that tells two cells apart.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
-
-from pskd.config import Config, flat, places, validated
+from pskd.config import Config, identity, validated
 from pskd.errors import PskdError
 from pskd.runs.files import write_atomic
 from pskd.runs.folder import RunFolder
@@ -30,13 +25,8 @@ REFERENCES = ("model.backbone", "method.teacher")  # another run can stand here,
 
 def key_of(config: Config, root: str | None = None) -> str:
     """The key of a configuration; ``root`` is the `data.root` that a recipe or the study file names, if one does."""
-    kind: type[BaseModel] = type(config)
-    settings = flat(_differing(config, kind.model_construct()))
-    where_or_how = (places(config) | {"scale"}) - set(REFERENCES)
-    kept = {name: value for name, value in settings.items() if name not in where_or_how}
-    if root is not None:
-        kept["data.root"] = root
-    return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=6).hexdigest()
+    also = {} if root is None else {"data.root": root}
+    return identity(config, keep=REFERENCES, also=also, size=6)
 
 
 def adopt(runs: Path, cells: Mapping[str, Cell]) -> None:
@@ -87,15 +77,3 @@ def _with_keys(config: Config, names: Mapping[str, str]) -> Config:
         if path.parent.name == "runs" and path.name in names:
             tree[section][setting] = CELL + names[path.name]
     return validated(tree)
-
-
-def _differing(section: BaseModel, default: Any) -> dict[str, Any]:
-    """The settings that are not as in ``default``. Names always count: each method and model has its own defaults."""
-    dumped, differing = section.model_dump(mode="json"), {}
-    for name, value in section:
-        if isinstance(value, BaseModel):
-            own = getattr(default, name, None)
-            differing[name] = _differing(value, own if type(own) is type(value) else type(value).model_construct())
-        elif name in ("name", "task") or value != getattr(default, name, Ellipsis):
-            differing[name] = dumped[name]
-    return differing

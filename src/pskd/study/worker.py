@@ -18,7 +18,9 @@ from typing import Any
 from pskd.engine import loop
 from pskd.errors import PskdError
 from pskd.metrics.catalogue import primary
+from pskd.runs.files import open_own
 from pskd.runs.folder import InUse
+from pskd.runs.trust import check_model, within_itself
 from pskd.study.cells import Cell, Study
 from pskd.study.queue import OPEN, AfterEpoch, CellReturned, Queue, Standing, State, time_left
 
@@ -55,6 +57,8 @@ class Worker:
             while not self.asked:
                 try:
                     config = cell.config_in(study.runs)
+                    if not study.allow_code:  # a study's folder may come from a stranger, too
+                        check_model(config := within_itself(config)[0])
                     result = loop.train(config, folder, resume=True, after_epoch=after_epoch)
                     name = primary(result)
                     return 0.0 if name is None else float(result[name])
@@ -133,7 +137,7 @@ class Crew:
         environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **_own_gpu(number), **_url(self.storage)}
         command = [sys.executable, "-m", "pskd", "study", "work", str(self.study.folder)]
         command += ["--allow-code"] if self.study.allow_code else []
-        with self.log(number).open("ab") as log:
+        with open_own(self.log(number), "ab") as log:
             # In a session of its own: a Ctrl-C reaches the crew's owner alone, who then asks every worker once.
             return subprocess.Popen(
                 command, env={**os.environ, **environment}, stdout=log, stderr=log, start_new_session=True

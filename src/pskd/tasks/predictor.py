@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,13 +19,6 @@ from pskd.runs import weights
 from pskd.runs.devices import usable_device
 from pskd.runs.folder import RunFolder
 from pskd.runs.group import Group
-
-# Options of a model that say where weights come from or what code computes it. The weights are in the run's own file,
-# and nothing that a stranger's folder names is loaded, fetched or run.
-_LOADS = re.compile(
-    r"pretrained|checkpoint|weight|cache|hub|file|path|url|repo|kernel|implementation|code|token|revision"
-)
-_PLAIN_TEXT = re.compile(r"[A-Za-z0-9_]{1,40}")
 
 
 class About(BaseModel):
@@ -90,6 +82,10 @@ class Predictor(ABC):
         except ValidationError as error:
             where = ".".join(str(part) for part in error.errors()[0]["loc"])
             raise PskdError(f"{path} does not say what model it holds ({where}: {error.errors()[0]['msg']})") from None
+        except PskdError as error:
+            raise PskdError(f"{path}: {error}") from error
+        except Exception as error:  # whatever a library makes of options that a stranger wrote
+            raise PskdError(f"{path}: its model cannot be built ({type(error).__name__}: {error})") from error
         weights.load(model, path)
         folder = RunFolder(run)
         wanted = device or (folder.config().train.device if folder.config_file.is_file() else "auto")
@@ -112,28 +108,3 @@ class Predictor(ABC):
     @abstractmethod
     def evaluate(self, config: Config, split: str, group: Group) -> dict[str, Any]:
         """Metrics on a split of the data that the configuration names, seen as the run's own data was."""
-
-
-def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a model that a run folder names: plain values only, and none that loads anything.
-
-    Where an option only says where the first weights came from, it is left out: the run has its own.
-    """
-    kept = {}
-    for name, value in options.items():
-        if _LOADS.search(name.lower()):
-            if value in (None, False, True) or (name == "weights" and isinstance(value, str)):
-                continue
-            raise PskdError(f"model.{name}: a run folder may not name what a model loads")
-        if not all(_is_plain(item) for item in (value if isinstance(value, list | tuple) else [value])):
-            raise PskdError(f"model.{name}: a run folder may hold numbers and simple names only")
-        kept[name] = value
-    return kept
-
-
-def _is_plain(value: Any) -> bool:
-    return (
-        value is None
-        or isinstance(value, bool | int | float)
-        or bool(isinstance(value, str) and _PLAIN_TEXT.fullmatch(value))
-    )

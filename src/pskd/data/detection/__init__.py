@@ -78,7 +78,7 @@ def load(
                 case "voc_folder":
                     notes[split] += folder_notes(place, part, problems)
                 case "coco":
-                    more, categories = coco_notes(place, part)
+                    more, categories = coco_notes(place, part, problems)
                     notes[split] += more
                     classes = classes or categories  # the first training file's
     if name == "voc":

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from pskd import data, models, registry
 from pskd.config import Config
 from pskd.data import ImageData, InMemory, Split, View
-from pskd.errors import PskdError
+from pskd.errors import PskdError, one_line
 from pskd.metrics import functional
 from pskd.runs.group import Group
 from pskd.runs.sharding import is_spread
-from pskd.tasks.predictor import About, Answer, Predictor, plain_options
+from pskd.runs.trust import plain_options
+from pskd.tasks.predictor import About, Answer, Predictor
 
 
 class AboutClassifier(About):
@@ -35,7 +36,8 @@ class Prediction(Answer):
         self.image, self.classes = image, classes
 
     def text(self) -> str:
-        return "\n".join([self.image, *(f"  {share:7.2%}  {name}" for name, share in self.classes)])
+        lines = (f"  {share:7.2%}  {one_line(name)}" for name, share in self.classes)
+        return "\n".join([one_line(self.image), *lines])
 
     def to_dict(self) -> dict[str, Any]:
         return {"image": self.image, "classes": self.classes}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,10 +21,11 @@ from pskd.data.view import decode, pixels
 from pskd.errors import PskdError
 from pskd.metrics.detection import Detections, Objects, coco_average_precision, voc_average_precision
 from pskd.models.detection import Detector, faster_rcnn, trunk_of
-from pskd.runs.files import one_line_errors
+from pskd.runs.files import link_error, one_line_errors, write_atomic
 from pskd.runs.group import Group
 from pskd.runs.sharding import is_spread
 from pskd.tasks.classification.predictor import rebuilt_classifier
+from pskd.tasks.detection.settings import ModelConfig
 from pskd.tasks.predictor import About, Answer, Predictor
 
 READABLE = 400  # pixels of a drawing's longer side
@@ -32,6 +34,7 @@ READABLE = 400  # pixels of a drawing's longer side
 class AboutDetector(About):
     """The detector's settings, its trunk's model, its classes, its view (``View.to_dict``) and sizes of an image."""
 
+    model: ModelConfig  # type: ignore[assignment]
     trunk: dict[str, Any]
     classes: tuple[str, ...]
     view: dict[str, Any]
@@ -76,7 +79,9 @@ class DetectionPredictor(Predictor):
             raise PskdError("which images? for example: pskd predict RUN photo.jpg")
         resize, channels, classes = Resize(*self.about.resize), self.about.view["channels"], self.about.classes
         folder = draw or self.run / "drawn"
-        with one_line_errors("drawings"):
+        if draw is None and folder.is_symlink():
+            raise link_error(folder)
+        with one_line_errors("drawings", elsewhere="choose another folder with --draw"):
             folder.mkdir(parents=True, exist_ok=True)
         for number, name in enumerate(inputs):
             try:
@@ -202,4 +207,7 @@ def _draw(image: Tensor, boxes: Tensor, found: list[dict[str, Any]], file: Path)
     if found:
         captions = [f"{item['class']} {item['score']:.2f}" for item in found]
         canvas = draw_bounding_boxes(canvas, boxes * times, captions, colors="red")
-    Image.fromarray(canvas.permute(1, 2, 0).numpy()).save(file)
+    drawn = io.BytesIO()
+    Image.fromarray(canvas.permute(1, 2, 0).numpy()).save(drawn, "PNG")
+    with one_line_errors("drawing", elsewhere="choose another folder with --draw"):
+        write_atomic(file, drawn.getvalue())

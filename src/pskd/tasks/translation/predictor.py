@@ -20,7 +20,8 @@ from pskd.errors import PskdError
 from pskd.models import seq2seq
 from pskd.models.seq2seq import POSITIONS, Seq2Seq
 from pskd.runs.group import Group
-from pskd.tasks.predictor import About, Answer, Predictor, plain_options
+from pskd.runs.trust import plain_options
+from pskd.tasks.predictor import About, Answer, Predictor
 from pskd.tasks.translation.scores import Encoded, translate_split
 
 BATCH = 64  # sentences that are translated at a time

@@ -1,0 +1,259 @@
+"""A run folder in which something is a link, lost, cut off, unreadable or somebody else's."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from chaos import equal, tiny
+from helpers import SMALL, metrics_of, pskd, small
+from processes import exit_code, in_child
+
+from pskd.engine.loop import train
+from pskd.errors import PskdError
+from pskd.runs.folder import RunFolder
+from pskd.use import evaluate
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a best epoch, of whose second epoch a checkpoint in the middle is the last thing."""
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    train(tiny("epochs=2", "data.val_fraction=0.2"), out)
+    for name in ("result.json", "model.safetensors", "predictions.npz"):
+        (out / name).unlink()
+    return out
+
+
+@pytest.fixture
+def run(stopped: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped, tmp_path / "run"))
+
+
+FILES = ["history.bin", "log.txt", "metrics.jsonl", ".lock", "config.yaml", "result.json", "model.safetensors"]
+FILES += ["best.safetensors", "predictions.npz", ".model.safetensors.writing", ".config.yaml.1.writing"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_link_is_not_followed(name: str, run: Path, tmp_path: Path) -> None:
+    mine, place = tmp_path / "mine", run / name
+    if place.exists():
+        place.rename(mine)
+    else:
+        mine.write_bytes(b"x" * 100_000)
+    before = mine.read_bytes()
+    place.symlink_to(mine)
+    with pytest.raises(PskdError, match=rf"{re.escape(name)} is a symbolic link|{re.escape(name)} is damaged"):
+        train(None, run, resume=True)
+    assert mine.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/.writing-000000099", "drawn", "run"])
+def test_a_link_to_a_folder_is_not_followed(name: str, run: Path, tmp_path: Path) -> None:
+    mine, place = tmp_path / "mine", run / name
+    if place.exists():
+        place.rename(mine)
+    else:
+        mine.mkdir()
+    (mine / "notes.txt").write_text("kept")
+    before = sorted(mine.rglob("*"))
+    place.symlink_to(mine)
+    with pytest.raises(PskdError, match=f"{name} is a symbolic link"):
+        train(None, run, resume=True)
+    assert sorted(mine.rglob("*")) == before
+
+
+def test_a_pipe_is_no_log(run: Path) -> None:
+    (run / "log.txt").unlink()
+    os.mkfifo(run / "log.txt")
+    with pytest.raises(PskdError, match=r"log\.txt is neither a file nor a folder"):
+        train(None, run, resume=True)
+
+
+def test_a_link_that_appears_while_a_run_goes_on_is_not_followed(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("kept")
+    folder = RunFolder(run)
+    for file in (folder.metrics_file, folder.log_file):
+        file.unlink()
+        file.symlink_to(tmp_path / "mine")
+    with pytest.raises(PskdError, match=r"metrics\.jsonl is a symbolic link"):
+        folder.append_metrics({"epoch": 1})
+    with pytest.raises(PskdError, match=r"log\.txt is a symbolic link"):
+        folder.log("a line")
+    assert (tmp_path / "mine").read_text() == "kept"
+
+
+@pytest.mark.parametrize("damage", ["lost", "changed", "cut off"])
+def test_the_best_weights_come_back_from_the_checkpoint(damage: str, run: Path, stopped: Path) -> None:
+    best = run / "best.safetensors"
+    if damage == "lost":
+        best.unlink()
+    else:
+        best.write_bytes(best.read_bytes()[:-500] + (b"x" * 500 if damage == "changed" else b""))
+    result = train(None, run, resume=True)
+    assert best.read_bytes() == (stopped / "best.safetensors").read_bytes()
+    assert evaluate(run, "test", best=True)["top1_error"] == result["best"]["test"]["top1_error"]
+
+
+@pytest.mark.parametrize("damage", ["lost", "changed"])
+def test_the_best_weights_are_lost_while_a_run_goes_on(damage: str, tmp_path: Path) -> None:
+    config, out = small("epochs=2", "data.val_fraction=0.2", "train.save_every=1 epoch"), tmp_path / "run"
+
+    def harm(record: dict[str, object]) -> None:
+        if record["epoch"] == 2:
+            best = out / "best.safetensors"
+            best.unlink() if damage == "lost" else best.write_bytes(b"x")
+
+    with pytest.raises(PskdError, match=r"best\.safetensors was lost or changed: .*--resume"):
+        train(config, out, after_epoch=harm)
+    train(config, out, resume=True)
+    train(config, tmp_path / "undisturbed")
+    assert equal(out, tmp_path / "undisturbed")
+
+
+def harmless(run: Path) -> tuple[list[dict[str, object]], bytes]:
+    return metrics_of(run), (run / "history.bin").read_bytes()
+
+
+def test_all_checkpoints_are_damaged(run: Path) -> None:
+    before = harmless(run)
+    for file in (run / "checkpoints").glob("*/model.pt"):
+        file.write_bytes(b"x")
+    with pytest.raises(PskdError, match=r"is damaged \(model\.pt was changed\), and there is no other: .*--out"):
+        train(None, run, resume=True)
+    assert harmless(run) == before
+
+
+def test_all_checkpoints_are_gone(run: Path) -> None:
+    before = harmless(run)
+    for folder in (run / "checkpoints").glob("0*"):
+        shutil.rmtree(folder)
+    with pytest.raises(PskdError, match=r"the checkpoints in .* are gone"):
+        train(None, run, resume=True)
+    assert harmless(run) == before
+    shutil.rmtree(run / "checkpoints")  # the user's own word to begin anew
+    assert train(None, run, resume=True)["epoch"] == 2
+
+
+def test_checkpoints_that_cannot_be_read(stopped: Path, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    with tempfile.TemporaryDirectory() as place, said.open("w") as file:
+        run = Path(shutil.copytree(stopped, Path(place, "run")))
+        before = harmless(run)
+        for path in (Path(place), run, *run.rglob("*")):
+            path.chmod(0o777)
+        (run / "checkpoints").chmod(0o000)
+
+        def work() -> None:
+            if os.getuid() == 0:
+                os.setuid(65534)  # nobody: root reads everything
+            try:
+                train(None, run, resume=True)
+            except PskdError as error:
+                print(error, file=file, flush=True)
+
+        assert exit_code(in_child(work)) == 0
+        assert re.search(r"checkpoints.*ermission denied", said.read_text())
+        assert harmless(run) == before
+
+
+def cut(text: str, share: float) -> str:
+    return text[: int(len(text) * share)]
+
+
+CUTS: dict[str, Callable[[str], str]] = {
+    "half": lambda text: cut(text, 0.5),
+    "most": lambda text: cut(text, 0.9),
+    "the last setting": lambda text: text[: text.rindex("\n", 0, text.index("# end"))],
+    "a section": lambda text: re.sub(r"^optim:\n(?:[ -].*\n)+", "", text, flags=re.M),
+}
+
+
+@pytest.mark.parametrize("change", CUTS.values(), ids=CUTS)
+def test_a_configuration_that_was_cut_off(change: Callable[[str], str], run: Path) -> None:
+    file, before = run / "config.yaml", harmless(run)
+    text = change(file.read_text())
+    file.write_text(text[: text.rindex("\n") + 1])
+    with pytest.raises(PskdError, match=r"config\.yaml.*cut off"):
+        train(None, run, resume=True)
+    assert harmless(run) == before
+
+
+def test_a_configuration_of_an_earlier_release_can_be_read(run: Path) -> None:
+    file = run / "config.yaml"
+    old = [line for line in file.read_text().splitlines() if "clip_norm" not in line and not line.startswith("#")]
+    file.write_text("\n".join(old) + "\n")
+    assert RunFolder(run).config().train.clip_norm is None
+    assert train(None, run, resume=True)["epoch"] == 2
+
+
+@pytest.mark.parametrize(
+    "edit", [("lr: 0.1", "lr: 0.2"), ("epochs: 2", "epochs: 3"), ("momentum: 0.9", "momentum: 0.5")]
+)
+def test_a_checkpoint_of_other_settings_is_refused(edit: tuple[str, str], run: Path) -> None:
+    file, before = run / "config.yaml", harmless(run)
+    text = file.read_text()
+    assert edit[0] in text
+    file.write_text(text.replace(*edit))
+    with pytest.raises(PskdError, match=r"config\.yaml has other settings now"):
+        train(None, run, resume=True)
+    assert harmless(run) == before
+
+
+def test_a_lock_that_was_deleted_still_holds(tmp_path: Path) -> None:
+    def hold() -> None:
+        run = RunFolder(tmp_path / "run")
+        run.begin(run.claim(small(), resume=False))
+        time.sleep(60)
+
+    child = in_child(hold)
+    while not (tmp_path / "run" / "config.yaml").exists():
+        time.sleep(0.01)
+    (tmp_path / "run" / ".lock").unlink()
+    with pytest.raises(PskdError, match="in use by another process"):
+        RunFolder(tmp_path / "run").claim(small(), resume=True)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    RunFolder(tmp_path / "run").claim(small(), resume=True)
+
+
+def test_a_child_process_does_not_hold_the_folder(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.begin(run.claim(small(), resume=False))
+    child = in_child(lambda: time.sleep(60))
+    run.release()
+    RunFolder(tmp_path).claim(small(), resume=True)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+
+
+def test_a_folder_of_somebody_elses_is_not_taken(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("thesis").mkdir()
+    Path("thesis/metrics.jsonl").write_text("mine")
+    Path("file").write_text("mine")
+    for out, message in (
+        ("thesis", "no run folder and not empty (it holds metrics.jsonl)"),
+        ("file", "this is a file, not a folder; choose another --out"),
+        ("", "--out is empty"),
+        (".", "no run folder and not empty"),
+    ):
+        for more in ([], ["--resume"]):
+            code, _, said = pskd(capfd, "train", "digits", *SMALL, "--out", out, *more)
+            assert (code, message in said, said.count("\n")) == (2, True, 1), said
+    assert Path("thesis/metrics.jsonl").read_text() == Path("file").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "metrics.jsonl", "thesis"]
+
+
+def test_an_empty_folder_of_the_users_own_stays(tmp_path: Path) -> None:
+    with pytest.raises(PskdError, match="resnet9"):
+        train(small("model=resnet9"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
