@@ -50,7 +50,7 @@ def test_the_settings_of_each_method_in_order() -> None:
             "form": (Literal["auto", "dense", "topk"], "auto"),
             "k": (Count, 32),
             "dtype": (Literal["float16", "bfloat16", "float32", "float64"], "float16"),
-            "path": (Annotated[str | None, Place()], None),
+            "path": (Annotated[str | None, Place(written=True)], None),
             "refresh": (Positive, 1.0),
         },
     }
