@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pskd.cli import main
 from pskd.config import Config, resolve
+from pskd.engine.loop import train
 from pskd.recipes import read_recipe
 
 SMALL = ("data.per_class=20", "model.width=4", "batch_size=32", "epochs=3")
@@ -20,6 +21,14 @@ SMALL = ("data.per_class=20", "model.width=4", "batch_size=32", "epochs=3")
 def small(*overrides: str) -> Config:
     """ResNet-8 of width 4 on 200 digits: 3 epochs of 7 steps, a fraction of a second."""
     return resolve(read_recipe("digits"), [*SMALL, *overrides], name="digits")
+
+
+def unfinished(out: Path, config: Config) -> Path:
+    """A run whose last checkpoint is the last thing it has: what it wrote in the end is gone."""
+    train(config, out)
+    for name in ("result.json", "model.safetensors", "predictions.npz"):
+        (out / name).unlink()
+    return out
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:

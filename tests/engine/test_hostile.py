@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from chaos import tiny
-from helpers import small
+from helpers import small, unfinished
 
 from pskd.analysis.ensembles import read
 from pskd.engine.loop import train
@@ -43,11 +43,7 @@ class Hostile:
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of which a checkpoint in the middle of its second epoch is the last thing."""
-    out = tmp_path_factory.mktemp("stopped") / "run"
-    train(tiny("epochs=2"), out)
-    for name in ("result.json", "model.safetensors", "predictions.npz"):
-        (out / name).unlink()
-    return out
+    return unfinished(tmp_path_factory.mktemp("stopped") / "run", tiny("epochs=2"))
 
 
 @pytest.fixture

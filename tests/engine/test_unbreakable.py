@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from chaos import equal, tiny
-from helpers import SMALL, metrics_of, pskd, small
+from helpers import SMALL, metrics_of, pskd, small, unfinished
 from processes import exit_code, in_child
 
 from pskd.engine.loop import train
@@ -24,11 +24,7 @@ from pskd.use import evaluate
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a best epoch, of whose second epoch a checkpoint in the middle is the last thing."""
-    out = tmp_path_factory.mktemp("stopped") / "run"
-    train(tiny("epochs=2", "data.val_fraction=0.2"), out)
-    for name in ("result.json", "model.safetensors", "predictions.npz"):
-        (out / name).unlink()
-    return out
+    return unfinished(tmp_path_factory.mktemp("stopped") / "run", tiny("epochs=2", "data.val_fraction=0.2"))
 
 
 @pytest.fixture
@@ -204,23 +200,6 @@ def test_a_checkpoint_of_other_settings_is_refused(edit: tuple[str, str], run: P
     with pytest.raises(PskdError, match=r"config\.yaml has other settings now"):
         train(None, run, resume=True)
     assert harmless(run) == before
-
-
-def test_a_lock_that_was_deleted_still_holds(tmp_path: Path) -> None:
-    def hold() -> None:
-        run = RunFolder(tmp_path / "run")
-        run.begin(run.claim(small(), resume=False))
-        time.sleep(60)
-
-    child = in_child(hold)
-    while not (tmp_path / "run" / "config.yaml").exists():
-        time.sleep(0.01)
-    (tmp_path / "run" / ".lock").unlink()
-    with pytest.raises(PskdError, match="in use by another process"):
-        RunFolder(tmp_path / "run").claim(small(), resume=True)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    RunFolder(tmp_path / "run").claim(small(), resume=True)
 
 
 def test_a_child_process_does_not_hold_the_folder(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from pskd.errors import PskdError
 from pskd.runs.folder import RunFolder
 
 
-def test_in_use_by_another_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file_deleted", [False, True])
+def test_in_use_by_another_process(file_deleted: bool, tmp_path: Path) -> None:
     def hold() -> None:
         run = RunFolder(tmp_path / "run")
         run.begin(run.claim(small(), resume=False))
@@ -26,6 +27,8 @@ def test_in_use_by_another_process(tmp_path: Path) -> None:
     child = in_child(hold)
     while not (tmp_path / "run" / "config.yaml").exists():
         time.sleep(0.01)
+    if file_deleted:
+        (tmp_path / "run" / ".lock").unlink()
     with pytest.raises(PskdError, match="in use by another process"):
         RunFolder(tmp_path / "run").claim(small(), resume=True)
     os.kill(child, 9)
