@@ -28,12 +28,14 @@ __all__ = [
     "register_metric",
     "register_model",
     "register_task",
+    "scenes",
     "tasks",
     "texts",
 ]
 
 models = Registry("model", "pskd.models", "pskd.models")
 data = Registry("data", "pskd.data", "pskd.data")
+scenes = Registry("data", "pskd.data.detection", "pskd.data")  # of detection
 texts = Registry("data", "pskd.data.text", "pskd.data")  # of translation
 tasks = Registry(
     "task",

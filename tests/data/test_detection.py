@@ -226,7 +226,7 @@ def test_a_split_without_an_object_that_counts_is_refused(own: Path) -> None:
 
 
 def test_unknown_names_are_told(tmp_path: Path) -> None:
-    with pytest.raises(PskdError, match=r"data\.name=vox is unknown: take one of digits, voc"):
+    with pytest.raises(PskdError, match=r"data 'vox' is unknown; did you mean voc"):
         load("vox", tmp_path, ["x"], ["y"])
 
 

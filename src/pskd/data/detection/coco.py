@@ -7,9 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pskd import registry
 from pskd.data.detection.annotations import Note, Problems
+from pskd.data.detection.reading import DetectionData, Wanted, from_notes
 from pskd.data.reason import reason
 from pskd.errors import PskdError
+
+
+@registry.scenes.register("coco")
+def load_coco(wanted: Wanted, /) -> DetectionData:
+    """Annotations in COCO's JSON, of COCO or of anybody."""
+    return from_notes("coco", wanted, coco_notes, "[train.json:images]")
 
 
 def coco_notes(root: Path, split: str, problems: Problems) -> tuple[list[Note], tuple[str, ...]]:

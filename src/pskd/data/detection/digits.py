@@ -6,14 +6,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pskd import registry
+from pskd.data.detection.reading import DetectionData, Wanted
 from pskd.data.detection.scenes import Scenes
 from pskd.data.digits import load_digits
 from pskd.data.splits import InMemory
 from pskd.random import uniform
 
+USUAL = {"train": 600, "test": 200}  # scenes
 CANVAS = 96  # pixels
 SMALLEST, LARGEST = 14, 40
 ATTEMPTS = 8  # digits that are tried; one that would touch another is left out
+
+
+@registry.scenes.register("digits")
+def load_digit_scenes(wanted: Wanted, /) -> DetectionData:
+    """So many scenes of each split as are asked for."""
+    counts = {split: wanted.counts[split] or USUAL.get(split) for split in wanted.counts}
+    made = {split: digit_scenes(split, count, wanted.seed) for split, count in counts.items() if count}
+    return DetectionData(tuple("0123456789"), made["train"], made.get("val"), made["test"], ())
 
 
 def digit_scenes(split: str, count: int, seed: int) -> Scenes:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from pskd import registry
 from pskd.data.detection.annotations import Note, Problems
+from pskd.data.detection.reading import DetectionData, Wanted, from_notes
 from pskd.data.reason import reason
 from pskd.errors import PskdError
 
@@ -18,6 +20,26 @@ VOC_CLASSES = (
     "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )
 # fmt: on
+
+
+@registry.scenes.register("voc")
+def load_voc(wanted: Wanted, /) -> DetectionData:
+    """PASCAL VOC as published."""
+
+    def read(root: Path, part: str, problems: Problems) -> tuple[list[Note], Sequence[str]]:
+        return voc_notes(root, part, wanted.download, problems), ()
+
+    return from_notes("voc", wanted, read, "[2007/trainval, 2012/trainval]", VOC_CLASSES)
+
+
+@registry.scenes.register("voc_folder")
+def load_voc_folder(wanted: Wanted, /) -> DetectionData:
+    """A user's own images in VOC's layout."""
+
+    def read(root: Path, part: str, problems: Problems) -> tuple[list[Note], Sequence[str]]:
+        return folder_notes(root, part, problems), ()
+
+    return from_notes("voc_folder", wanted, read, "[train]")
 
 
 def voc_notes(root: Path, split: str, download: bool, problems: Problems) -> list[Note]:

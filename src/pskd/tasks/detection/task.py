@@ -47,6 +47,7 @@ class Detection(Task):
 
     Config = DetectionConfig
     Predictor = DetectionPredictor
+    data_sets = registry.scenes
     default_method = "hard"
     unit = "img"
     selects_by = "map50"
