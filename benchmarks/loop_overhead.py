@@ -56,7 +56,7 @@ def compare(config: Config, task: Task, bare: Callable[[], None], images: int, r
 
             def ours() -> None:
                 trainer.train_epoch(progress, [])
-                trainer.epoch, trainer.step = trainer.epoch + 1, 0
+                trainer.state.epoch, trainer.state.step = trainer.state.epoch + 1, 0
 
             seconds = alternate(ours, bare, rounds=rounds)
     ratio = median([theirs / own for own, theirs in zip(*seconds, strict=True)])

@@ -94,6 +94,7 @@ class PredictionBank(Memory):
         self._shared = path is not None
         self._epoch: int | None = None  # None before start_epoch
         self._used = False
+        self._found: tuple[Tensor, Tensor | None, Tensor] | None = None  # key, take and rows of the last recall
         self._checks = ValueChecks()
         self._arriving: tuple[torch.Event, tuple[Tensor, Tensor | None, dict[str, Tensor]]] | None = None
 
@@ -140,6 +141,7 @@ class PredictionBank(Memory):
         self._settle()
         key = _as_index(key)
         index = self._rows(key, take)
+        self._found = key, take, index
         known = self._known(self._storage.read("labels", index).view(key.shape), labels, take)
         if (recent := self._recent(index)) is not None:
             recent = recent.view(key.shape)
@@ -156,7 +158,9 @@ class PredictionBank(Memory):
         """Write the softmax of logits (B, K, ...). Of an index that stands twice in the batch, the last one is kept."""
         self._settle()
         key = _as_index(key)
-        index = self._rows(key, take)
+        before, self._found = self._found, None
+        recalled = before is not None and before[0] is key and before[1] is take  # just now, by the same step
+        index = before[2] if recalled and before is not None else self._rows(key, take)
         likely = logits.detach().to(accumulation_dtype(logits.dtype))
         if likely.ndim > 2:
             likely = likely.movedim(1, -1).reshape(-1, self.num_classes)
