@@ -17,6 +17,7 @@ from step_overhead import BATCH, CLASSES, REPEATS, ROUNDS, SAMPLES
 import pskd
 from pskd.analysis.history import History
 from pskd.targets import Past
+from pskd.tasks.base import Shown
 
 
 def main() -> None:
@@ -36,12 +37,12 @@ def main() -> None:
 
     def plain() -> None:
         for index in batches:
-            history.record(index, logits, labels, None)
+            history.batch(Shown(index, logits, labels, None))
 
     def with_past() -> None:
         for index in batches:
             history._compare(logits, labels, past, 0.4)
-            history.record(index, logits, labels, None)
+            history.batch(Shown(index, logits, labels, None))
 
     seconds_step, *added = alternate(step, plain, with_past, rounds=ROUNDS)
     typical = statistics.median(seconds_step)

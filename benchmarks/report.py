@@ -19,6 +19,7 @@ from pskd.metrics import functional
 from pskd.report.page import report
 from pskd.runs.group import Group
 from pskd.study.cells import Study, StudyFile
+from pskd.tasks.base import Shown
 
 MODELS, SEEDS, EPOCHS, TEST, TRAIN, CLASSES = 8, 5, 300, 10_000, 5_000, 100
 
@@ -77,7 +78,7 @@ def recorded(path: Path, generator: torch.Generator) -> Path:
     history.cut(0)
     labels = torch.randint(10, (TRAIN,), generator=generator)
     for _ in range(EPOCHS):
-        history.record(torch.arange(TRAIN), torch.randn(TRAIN, 10, generator=generator), labels, None)
+        history.batch(Shown(torch.arange(TRAIN), torch.randn(TRAIN, 10, generator=generator), labels, None))
         history.end_epoch(Group())
     return path
 

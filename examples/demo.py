@@ -26,7 +26,7 @@ def main() -> None:
         folders.append(out)
     seed = results["PS-KD"]["seed"]
     print(f"\nTest set of the embedded digits, 100 training images, last epoch, one seed ({seed}); * is better\n")
-    print("\n".join(comparison(results, ("top1_error", "nll", "ece", "aurc"))))
+    print("\n".join(comparison(results)))
     print("\nrun folders:", ", ".join(map(str, folders)))
     report(folders, RUNS / "report.html")
     print("the page that compares them:", (RUNS / "report.html").absolute())
