@@ -94,6 +94,7 @@ class PredictionBank(Memory):
         self._shared = path is not None
         self._epoch: int | None = None  # None before start_epoch
         self._used = False
+        self._all_recent = True  # whether no row is too old in this epoch
         self._found: tuple[Tensor, Tensor | None, Tensor] | None = None  # key, take and rows of the last recall
         self._checks = ValueChecks()
         self._arriving: tuple[torch.Event, tuple[Tensor, Tensor | None, dict[str, Tensor]]] | None = None
@@ -112,6 +113,8 @@ class PredictionBank(Memory):
         if self._epoch is None:
             self._check_processes()
         self._epoch = epoch
+        # Looked at once an epoch: rows only become more recent in it, so where all are, no step has to look.
+        self._all_recent = self._oldest is None or int(self._storage.rows(self._own)["epochs"].min()) >= self._oldest
 
     def _check_processes(self) -> None:
         """Raise where another process trains on samples whose rows are here: it would never see them."""
@@ -293,15 +296,17 @@ class PredictionBank(Memory):
             )
         return column != 0
 
+    @property
+    def _oldest(self) -> int | None:
+        """The epoch that a row must be of at least; None: any will do."""
+        epoch = self._epoch or 0
+        return None if self.max_age is None or epoch <= self.max_age else min(epoch, _LAST_EPOCH) - self.max_age
+
     def _recent(self, index: Tensor) -> Tensor | None:
         """Which rows ``index`` (n) are not too old, None meaning all."""
-        epoch = self._epoch or 0
-        if self.max_age is None or epoch <= self.max_age:
+        if self._all_recent or (oldest := self._oldest) is None:
             return None
         epochs = self._storage.read("epochs", index)[:, 0]
-        oldest = min(epoch, _LAST_EPOCH) - self.max_age
-        if self.device.type == "cpu" and len(epochs) and int(epochs.min()) >= oldest:
-            return None
         return (epochs >= oldest) | (epochs == _UNKNOWN_EPOCH)
 
     def _write(self, index: Tensor, kept: Tensor | None, columns: dict[str, Tensor]) -> None:
