@@ -20,9 +20,12 @@ from torch import Tensor
 
 from pskd.errors import PskdError
 from pskd.metrics.catalogue import FACTORS, METRICS
+from pskd.settings import Range
 
 # Rows are worked on in pieces of about this many numbers, so that temporaries stay small.
 _CHUNK_NUMEL = 2**22
+
+AT_LEAST_ONE = Range(ge=1)
 
 
 class ReliabilityBins(NamedTuple):
@@ -61,7 +64,7 @@ def top_k_error(probs: Tensor, labels: Tensor, k: int = 1) -> Tensor:
 
     Only the order of the classes matters, so logits serve as well. NaN ranks first, and a label that scored NaN last.
     """
-    check_positive("k", k)
+    AT_LEAST_ONE.check("k", k)
     chunks = _chunks("probs", probs, labels)
     return _mean(torch.cat([_label_rank(rows, y) >= min(k, rows.shape[1]) for rows, y in chunks]))
 
@@ -245,7 +248,7 @@ def _label_rank(scores: Tensor, labels: Tensor) -> Tensor:
 def bin_sums(confidence: Tensor, correct: Tensor, n_bins: int) -> Tensor:
     """(3, n_bins) float64: the count, the sum of confidences and the number of correct samples of each bin."""
     _check_confidence(confidence, correct)
-    check_positive("n_bins", n_bins)
+    AT_LEAST_ONE.check("n_bins", n_bins)
     confidence = confidence.detach()
     compared = confidence.float() if confidence.dtype == torch.float64 else confidence
     inner_edges = torch.arange(1, n_bins, dtype=torch.float64, device=confidence.device) / n_bins
@@ -296,11 +299,6 @@ def _check_confidence(confidence: Tensor, correct: Tensor) -> None:
             f"confidence must lie in 0 to 1, got {low:.4g} to {high:.4g}: pass probabilities, such as "
             "logits.softmax(1), of a model that has not diverged"
         )
-
-
-def check_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise PskdError(f"{name} must be at least 1, got {value}")
 
 
 def _kind(tensor: Tensor) -> str:

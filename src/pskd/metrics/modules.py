@@ -55,7 +55,7 @@ class TopKError(_SampleMean):
     """Share of samples whose label is not among the k most probable classes."""
 
     def __init__(self, k: int = 1, **kwargs: Any) -> None:
-        functional.check_positive("k", k)
+        functional.AT_LEAST_ONE.check("k", k)
         super().__init__(f"top_{k}_errors", **kwargs)
         self.k = k
 
@@ -90,7 +90,7 @@ class ExpectedCalibrationError(_PskdMetric):
 
     def __init__(self, n_bins: int = 10, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        functional.check_positive("n_bins", n_bins)
+        functional.AT_LEAST_ONE.check("n_bins", n_bins)
         self.n_bins = n_bins
         self.add_state("sums", torch.zeros(3, n_bins, dtype=torch.float64), dist_reduce_fx="sum")
 
