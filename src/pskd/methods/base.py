@@ -40,7 +40,6 @@ class Surroundings:
         fingerprint: identity of the training data.
         path: a scratch file that the processes of this host share; None: there is one process.
         host, hosts: this machine, and how many there are.
-        mixes: whether images are mixed (Cutout, CutMix, Mixup).
     """
 
     epochs: int
@@ -52,7 +51,6 @@ class Surroundings:
     path: Path | None
     host: int = 0
     hosts: int = 1
-    mixes: bool = False
 
 
 class Method(ABC):
