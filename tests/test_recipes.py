@@ -56,9 +56,10 @@ def test_constants_of_the_paper() -> None:
 
 @pytest.mark.parametrize("name", [name for name in recipes.names() if name.startswith(("cifar100/", "imagenet/"))])
 def test_images_are_changed_as_in_the_released_code(name: str) -> None:
-    augment = resolve(recipes.read_recipe(name)).augment  # type: ignore[attr-defined]
-    assert augment.box == "released"
-    assert augment.clamp == (not name.startswith("imagenet/"))
+    config, photos = resolve(recipes.read_recipe(name)), name.startswith("imagenet/")
+    assert config.augment.box == "released"  # type: ignore[attr-defined]
+    assert config.augment.clamp == (not photos)  # type: ignore[attr-defined]
+    assert config.data.as_stored == photos  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", [name for name in recipes.names() if TASK[name] == "translation"])

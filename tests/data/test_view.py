@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +89,7 @@ def test_of_an_animation_the_first_frame_is_taken(tmp_path: Path):
     assert SMALL.open(tmp_path / "a.gif")[:, 0, 0].tolist() == [255, 0, 0]
 
 
-def test_a_camera_rotation_is_undone(tmp_path: Path):
+def test_a_camera_rotation_is_undone_unless_images_are_wanted_as_stored(tmp_path: Path):
     upright = Image.new("RGB", (32, 32), "black")
     upright.paste("white", (0, 0, 32, 16))  # the upper half
     exif = Image.Exif()
@@ -97,6 +98,9 @@ def test_a_camera_rotation_is_undone(tmp_path: Path):
     pixels = SMALL.open(tmp_path / "a.png")
     assert (pixels[:, :16] == 255).all()
     assert (pixels[:, 16:] == 0).all()
+    stored = replace(SMALL, as_stored=True).open(tmp_path / "a.png")
+    assert (stored[:, :, :16] == 255).all()
+    assert (stored[:, :, 16:] == 0).all()
 
 
 def test_broken_images_are_named_in_one_line(tmp_path: Path):

@@ -21,7 +21,7 @@ IMAGE_SIZE = 224
 
 
 @registry.data.register("folder")
-def load_folder(root: str | Path | None = None, image_size: int | None = None) -> ImageData:
+def load_folder(root: str | Path | None = None, image_size: int | None = None, as_stored: bool = False) -> ImageData:
     """``root``/train, ``root``/test and, if there is one, ``root``/val, each with one folder of images per class."""
     root = place("folder", root)
     if not (root / "test").is_dir() and (root / "val").is_dir():
@@ -29,11 +29,11 @@ def load_folder(root: str | Path | None = None, image_size: int | None = None) -
             f"'{root}' has a val but no test folder: rename val to test if results are to be reported on it "
             "(the best epoch is chosen on val, so it cannot be both)"
         )
-    return _load("folder", root, {"train": "train", "val": "val", "test": "test"}, image_size)
+    return _load("folder", root, {"train": "train", "val": "val", "test": "test"}, image_size, as_stored)
 
 
 @registry.data.register("imagenet")
-def load_imagenet(root: str | Path | None = None, image_size: int | None = None) -> ImageData:
+def load_imagenet(root: str | Path | None = None, image_size: int | None = None, as_stored: bool = False) -> ImageData:
     """ILSVRC2012 in train and val folders of class folders, or as the published archives, which are unpacked first.
 
     Its validation images are the test split. Classes are named by their WordNet numbers.
@@ -50,14 +50,14 @@ def load_imagenet(root: str | Path | None = None, image_size: int | None = None)
                 f"no ImageNet in '{root}' ({reason(error)}): data.root=... must name the folder that holds train "
                 "and val, or the three ILSVRC2012 archives"
             ) from error
-    return _load("imagenet", root, {"train": "train", "test": "val"}, image_size)
+    return _load("imagenet", root, {"train": "train", "test": "val"}, image_size, as_stored)
 
 
-def _load(name: str, root: Path, folders: dict[str, str], image_size: int | None) -> ImageData:
+def _load(name: str, root: Path, folders: dict[str, str], image_size: int | None, as_stored: bool) -> ImageData:
     """``folders``: the folder of each split; that of ``val`` may be missing."""
     if image_size is not None and image_size < 1:
         raise PskdError(f"data.image_size={image_size}: give the side of the model's input in pixels")
-    view = _view(image_size or IMAGE_SIZE)
+    view = _view(image_size or IMAGE_SIZE, as_stored)
     files = {
         split: _images_by_class(root, folder)
         for split, folder in folders.items()
@@ -81,10 +81,10 @@ def _load(name: str, root: Path, folders: dict[str, str], image_size: int | None
     return ImageData(name, classes, splits["train"], splits.get("val"), splits["test"], view)
 
 
-def _view(image_size: int) -> View:
+def _view(image_size: int, as_stored: bool) -> View:
     # Photos are evaluated as the field does it, 224 out of 256; of small images every pixel counts.
     resize = round(image_size * 256 / 224) if image_size > 64 else None
-    return View(3, (image_size, image_size), resize, MEAN, STD)
+    return View(3, (image_size, image_size), resize, MEAN, STD, as_stored)
 
 
 def _images_by_class(root: Path, split: str) -> dict[str, list[str]]:

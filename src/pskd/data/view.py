@@ -29,6 +29,7 @@ class View:
         resize: what the shorter side is scaled to before the centre of ``size`` is cut out; None: the longer of
             ``size``, so that nothing is lost of a square image.
         mean, std: per channel, for pixels in 0..1.
+        as_stored: leave a photo lying on its side as its camera stored it, and do not turn it by its EXIF tag.
     """
 
     channels: int
@@ -36,6 +37,7 @@ class View:
     resize: int | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    as_stored: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers and lists only, for JSON."""
@@ -58,8 +60,8 @@ class View:
         return pixels(centred(self.decode(source), self.size, self.resize))
 
     def decode(self, source: Source) -> Image.Image:
-        """Read an image file in its own size, upright, in this view's channels."""
-        return decode(source, self.channels)
+        """Read an image file in its own size, in this view's channels."""
+        return decode(source, self.channels, self.as_stored)
 
     def cut(self, image: Image.Image, box: tuple[int, int, int, int]) -> Tensor:
         """A box (left, top, right, bottom) of a decoded image, scaled to the view's size: uint8 (C, H, W)."""
@@ -90,13 +92,17 @@ def centred(image: Image.Image, size: tuple[int, int], resize: int | None) -> Im
     return image.crop((left, top, left + width, top + height))
 
 
-def decode(source: Source, channels: int) -> Image.Image:
-    """Read an image file in its own size, upright, as 8-bit grey (1) or RGB (3); of an animation the first frame."""
+def decode(source: Source, channels: int, as_stored: bool = False) -> Image.Image:
+    """Read an image file in its own size as 8-bit grey (1) or RGB (3); of an animation the first frame.
+
+    It is turned upright by its EXIF tag, unless it is wanted ``as_stored``.
+    """
+    mode = "L" if channels == 1 else "RGB"
     if isinstance(source, Image.Image):
-        return _convert(source, "L" if channels == 1 else "RGB")
+        return _convert(source, mode)
     try:
         with Image.open(source) as image:
-            return _convert(ImageOps.exif_transpose(image), "L" if channels == 1 else "RGB")
+            return _convert(image if as_stored else ImageOps.exif_transpose(image), mode)
     except Exception as error:  # on damaged files Pillow's decoders raise whatever they stumble over
         name = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", "a stream")
         raise PskdError(f"cannot read image '{os.fspath(name)}' ({reason(error)}): repair or remove it") from error
