@@ -17,7 +17,8 @@ class DataConfig(base.DataConfig):
 
     `val_fraction` of the training set becomes the validation split. `image_size` in pixels is that of the
     model's input; images of one size can only be made smaller. `num_classes` and `per_class` keep the first classes and
-    so many training images of each. `workers` decode files.
+    so many training images of each. `noise` is the share of training labels that is replaced by another class, for
+    studies; validation and test labels stay right. `workers` decode files.
     """
 
     name: str = "digits"
@@ -26,6 +27,7 @@ class DataConfig(base.DataConfig):
     image_size: Count | None = None
     num_classes: Annotated[int, Field(ge=2)] | None = None
     per_class: Count | None = None
+    noise: Annotated[float, Field(ge=0, lt=1)] = 0.0
     workers: Annotated[int, Field(ge=0), How()] = 2
 
 
