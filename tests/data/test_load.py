@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import gzip
 import hashlib
 import pickle
+import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +12,8 @@ import pytest
 import torch
 
 from pskd import data
-from pskd.data import InMemory
+from pskd.data import ImageData, InMemory
+from pskd.data.subsets import mislabelled
 from pskd.errors import PskdError
 
 
@@ -76,6 +80,30 @@ class TestSubsets:
         some = data.load("digits", per_class=20, val_fraction=0.25)
         assert (len(some.train), len(some.val)) == (150, 50)
 
+    def test_wrong_labels_are_in_the_training_split_only(self):
+        clean, noisy = (data.load("digits", val_fraction=0.2, seed=3, noise=noise) for noise in (0.0, 0.4))
+        changed = noisy.train.labels != clean.train.labels
+        assert int(changed.sum()) == round(0.4 * len(clean.train))
+        assert noisy.train.images.equal(clean.train.images)
+        assert noisy.train.fingerprint != clean.train.fingerprint
+        for split in ("val", "test"):
+            assert getattr(noisy, split).fingerprint == getattr(clean, split).fingerprint
+        again, other = (data.load("digits", val_fraction=0.2, seed=3 + more, noise=0.4) for more in (0, 1))
+        assert again.train.labels.equal(noisy.train.labels)
+        assert not other.train.labels.equal(noisy.train.labels)
+        batch = next(noisy.train.batches([torch.arange(50)]))
+        assert batch.labels.equal(noisy.train.labels[:50])
+
+    def test_every_other_class_is_equally_likely(self):
+        labels = torch.arange(5).repeat(20_000)
+        split = InMemory(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels, data.load("digits").view)
+        whole = ImageData("many", tuple("abcde"), split, None, split, split.view)
+        noisy = mislabelled(whole, 0.4, seed=0).train.labels
+        counts = (labels * 5 + noisy).bincount(minlength=25).view(5, 5).double()
+        assert (counts.diagonal() / 20_000 - 0.6).abs().max() < 4 * (0.24 / 20_000) ** 0.5
+        others = counts[~torch.eye(5, dtype=torch.bool)]
+        assert abs(((others - 2000) ** 2 / 2000).sum() - 19) < 4 * 38**0.5
+
     @pytest.mark.parametrize("fraction", [-0.1, 1.0, 1e-9, 0.99999, float("nan")])
     def test_a_useless_fraction_is_refused(self, fraction: float):
         with pytest.raises(PskdError, match=r"data\.val_fraction="):
@@ -92,9 +120,16 @@ class TestSubsets:
             data.load("digits", per_class=number)
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "fashion_mnist"])
-def test_a_missing_set_tells_what_to_do(tmp_path: Path, name: str):
-    with pytest.raises(PskdError, match=r"data\.root=.*data\.download=true") as caught:
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("cifar10", "cifar-10-batches-py/data_batch_1, data_batch_1 and cifar-10-python.tar.gz"),
+        ("cifar100", "cifar-100-python/train, train and cifar-100-python.tar.gz"),
+        ("fashion_mnist", "train-images-idx3-ubyte.gz, there and in FashionMNIST/raw, FashionMNIST, raw"),
+    ],
+)
+def test_a_missing_set_tells_what_to_do(tmp_path: Path, name: str, layout: str):
+    with pytest.raises(PskdError, match=rf"{layout}\).*data\.root=.*data\.download=true") as caught:
         data.load(name, root=tmp_path)
     assert "\n" not in str(caught.value)
     with pytest.raises(PskdError, match=r"needs data\.root="):
@@ -107,7 +142,7 @@ def test_a_damaged_cifar_file_is_never_unpickled(tmp_path: Path):
     (tmp_path / "harmed").touch()
     for name in ("train", "test", "meta"):
         (folder / name).write_bytes(b"cpathlib\nPath\n(V" + str(tmp_path / "harmed").encode() + b"\ntR.")
-    with pytest.raises(PskdError, match="missing or damaged"):
+    with pytest.raises(PskdError, match="incomplete or damaged"):
         data.load("cifar100", root=tmp_path)
 
 
@@ -141,6 +176,14 @@ def test_cifar10_in_its_published_layout(tmp_path: Path, monkeypatch: pytest.Mon
     assert cifar.view.mean == (0.4914, 0.4822, 0.4465)
     assert cifar.view.std == (0.2470, 0.2435, 0.2616)
 
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    with tarfile.open(packed / CIFAR10.filename, "w:gz") as archive:
+        archive.add(folder, CIFAR10.base_folder)
+    for root in (folder, packed, packed / CIFAR10.filename):
+        assert data.load("cifar10", root=root).train.fingerprint == cifar.train.fingerprint
+    assert [file.name for file in packed.iterdir()] == [CIFAR10.filename]
+
 
 def test_fashion_mnist_in_its_published_layout(tmp_path: Path):
     raw = tmp_path / "FashionMNIST" / "raw"
@@ -162,8 +205,18 @@ def test_fashion_mnist_in_its_published_layout(tmp_path: Path):
     assert abs(fashion.view.mean[0] - images.mean() / 255) < 1e-9
     assert abs(fashion.view.std[0] - images.std() / 255) < 1e-9
 
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    for file in raw.iterdir():
+        (packed / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    for root in (raw, tmp_path / "FashionMNIST", packed):
+        assert data.load("fashion_mnist", root=root).train.fingerprint == fashion.train.fingerprint
+    shutil.copy(packed / "t10k-labels-idx1-ubyte.gz", packed / "train-labels-idx1-ubyte.gz")
+    with pytest.raises(PskdError, match="the train files are not images and a label for each"):
+        data.load("fashion_mnist", root=packed)
+
     (raw / "train-images-idx3-ubyte").write_bytes(idx(images)[:5000])
-    with pytest.raises(PskdError, match="fashion_mnist"):
+    with pytest.raises(PskdError, match=r"fashion_mnist.*train-images-idx3-ubyte"):
         data.load("fashion_mnist", root=tmp_path)
 
 

@@ -41,6 +41,15 @@ def test_the_medmnist_layout(tmp_path: Path, shape: tuple[int, ...], channels: i
     assert np.allclose(npz.view.std, pixels.float().std((0, 1, 2), correction=0) / 255)
 
 
+def test_classes_may_have_names(tmp_path: Path):
+    content = arrays(8, 8)
+    names = np.array(["cat", "dog", "owl"])
+    assert data.load("npz", root=save(tmp_path, {**content, "classes": names})).classes == ("cat", "dog", "owl")
+    for wrong in (names[:2], names[[0, 1, 1]], names[None]):
+        with pytest.raises(PskdError, match="classes must be a list of different names, one for each of the 3"):
+            data.load("npz", root=save(tmp_path, {**content, "classes": wrong}))
+
+
 def test_without_a_validation_split_a_fraction_can_be_drawn(tmp_path: Path):
     content = arrays(8, 8)
     whole = save(tmp_path, content)

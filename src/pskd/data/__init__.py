@@ -31,6 +31,7 @@ def load(
     image_size: int | None = None,
     num_classes: int | None = None,
     per_class: int | None = None,
+    noise: float = 0.0,
     **options: Any,
 ) -> ImageData:
     """Load a data set.
@@ -39,11 +40,12 @@ def load(
         name: a registered one (``registry.data.names()``), or code of the user's own that was loaded.
         root: the folder that holds the published files or the class folders; for ``npz`` the file. ``digits`` has none.
         val_fraction: the part of the training samples that becomes the validation split, drawn after ``per_class``.
-        seed: of ``val_fraction`` and ``per_class``; the test set never depends on it.
+        seed: of ``val_fraction``, ``per_class`` and ``noise``; the test set never depends on it.
         image_size: the side of the model's input: 224 for data whose images differ in size (imagenet, folder); others
             are as they were published, or made smaller.
         num_classes: keep the first so many classes only.
         per_class: keep so many training samples of each class only.
+        noise: the part of the training labels that is replaced by another class; the other splits keep theirs.
         **options: the data set's own, such as ``download``; one that it does not have is refused unless it is off.
     """
     loader = registry.data.find(name)
@@ -69,4 +71,6 @@ def load(
         data = subsets.few_per_class(data, per_class, seed)
     if val_fraction:
         data = subsets.hold_out(data, val_fraction, seed)
+    if noise:
+        data = subsets.mislabelled(data, noise, seed)
     return data

@@ -1,4 +1,7 @@
-"""One .npz file in the MedMNIST layout: ``train_images``, ``train_labels``, ``val_*`` (may be missing), ``test_*``."""
+"""One .npz file in the MedMNIST layout: ``train_images``, ``train_labels``, ``val_*`` (may be missing), ``test_*``.
+
+``classes`` may hold the names of the classes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ def load_npz(root: str | Path | None = None) -> ImageData:
     splits = {name: _split(root, arrays, name) for name in names}
 
     images, labels = splits["train"]
-    counts = labels.bincount()
+    classes = _classes(root, arrays, int(labels.max()) + 1)
+    counts = labels.bincount(minlength=len(classes))
     if len(counts) < 2:
         raise PskdError(f"'{root}': train_labels name one class only, there must be at least two")
     if not counts.all():
@@ -35,7 +39,6 @@ def load_npz(root: str | Path | None = None) -> ImageData:
             raise PskdError(
                 f"'{root}': {name}_labels has class {int(other_labels.max())}, train_labels only 0..{len(counts) - 1}"
             )
-    classes = tuple(str(number) for number in range(len(counts)))
     return in_memory("npz", classes, train=splits["train"], test=splits["test"], val=splits.get("val"))
 
 
@@ -47,6 +50,13 @@ def _read(file: Path) -> dict[str, np.ndarray]:
         raise PskdError(f"there is no file '{file}': name the .npz file with data.root=...") from error
     except Exception as error:  # a folder, another format, a damaged archive, Python objects in it
         raise PskdError(f"cannot read '{file}' ({reason(error)}): name an .npz file with data.root=...") from error
+
+
+def _classes(file: Path, arrays: dict[str, np.ndarray], count: int) -> tuple[str, ...]:
+    names = arrays.get("classes", np.arange(count))
+    if names.ndim != 1 or names.dtype.kind not in "Uiu" or len(names) < count or len(np.unique(names)) < len(names):
+        raise PskdError(f"'{file}': classes must be a list of different names, one for each of the {count} labels")
+    return tuple(map(str, names))
 
 
 def _split(file: Path, arrays: dict[str, np.ndarray], name: str) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,7 @@ class InMemory:
     images: Tensor
     labels: Tensor
     view: View
-    _copies: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    _copies: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, init=False)
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -1,4 +1,7 @@
-"""Parts of a data set: fewer classes, fewer samples of each, a validation split. All draws depend on the seed alone."""
+"""Parts of a data set: fewer classes, fewer samples of each, a validation split; and wrong labels, for studies.
+
+All draws depend on the seed alone.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch.nn import functional as F
 from pskd.data.image_data import ImageData, in_memory
 from pskd.data.splits import InMemory
 from pskd.errors import PskdError
-from pskd.random import shuffled
+from pskd.random import shuffled, uniform
 
 if TYPE_CHECKING:
     from pskd.data.splits import Split
@@ -77,6 +80,18 @@ def hold_out(data: ImageData, fraction: float, seed: int) -> ImageData:
     order = shuffled(torch.arange(total), seed=seed, epoch=0, stream="validation")
     val, train = order[:held_out].sort().values, order[held_out:].sort().values
     return replace(data, train=data.train.subset(train), val=data.train.subset(val))
+
+
+def mislabelled(data: ImageData, share: float, seed: int) -> ImageData:
+    """The data set with this share of its training labels replaced, each by any of the other classes alike."""
+    if not 0 < share < 1:
+        raise PskdError(f"data.noise={share}: give the share of training labels to replace, 0 or more and less than 1")
+    labels, every = data.train.labels, torch.arange(len(data.train))
+    wrong = shuffled(every, seed=seed, epoch=0, stream="noise")[: round(share * len(every))]
+    others = len(data.classes) - 1
+    shift = 1 + (uniform(wrong, seed=seed, epoch=0, stream="wrong label").squeeze(1) * others).long()
+    noisy = labels.index_put((wrong,), (labels[wrong] + shift) % len(data.classes))
+    return replace(data, train=replace(data.train, labels=noisy))  # type: ignore[type-var]
 
 
 def drawn_per_class(labels: Tensor, counts: Tensor, seed: int, stream: str) -> Tensor:

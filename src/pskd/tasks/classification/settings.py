@@ -17,7 +17,9 @@ class DataConfig(base.DataConfig):
 
     `val_fraction` of the training set becomes the validation split. `image_size` in pixels is that of the
     model's input; images of one size can only be made smaller. `num_classes` and `per_class` keep the first classes and
-    so many training images of each. `as_stored` does not turn photos upright by their EXIF tag. `workers` decode files.
+    so many training images of each. `as_stored` does not turn photos upright by their EXIF tag. `noise` is the share of
+    training labels that is replaced by another class, for studies; validation and test labels stay right. `workers`
+    decode files.
     """
 
     name: str = "digits"
@@ -27,6 +29,7 @@ class DataConfig(base.DataConfig):
     num_classes: Annotated[int, Field(ge=2)] | None = None
     per_class: Count | None = None
     as_stored: bool = False
+    noise: Annotated[float, Field(ge=0, lt=1)] = 0.0
     workers: Annotated[int, Field(ge=0), How()] = 2
 
 
