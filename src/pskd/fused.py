@@ -45,17 +45,17 @@ class SoftCrossEntropy(torch.autograd.Function):
         pairs = _pairs(dense)
         if logits.device.type == "cpu" and not torch.compiler.is_compiling():
             # A class with log p = -inf leaves its trace in the loss; to look for it there saves a pass over (B, K).
-            loss = -_inner_product(_weighted(log_p, weight), classes, coefficients, floor, pairs)
+            loss = -_inner_product(weighted(log_p, weight), classes, coefficients, floor, pairs)
             ctx.masks = not math.isfinite(loss.sum()) and bool(_masked(logits).any())
             if not ctx.masks:
                 return loss
         else:
             ctx.masks = bool(pairs) or floor is not None
             if not ctx.masks and classes is not None and coefficients is not None:
-                terms = _weighted(log_p, weight).gather(1, classes) * coefficients
+                terms = weighted(log_p, weight).gather(1, classes) * coefficients
                 return -class_sum(terms.masked_fill(coefficients == 0, 0))
         masked = _masked(logits)
-        log_p = _weighted(log_p.masked_fill(masked, 0), weight)
+        log_p = weighted(log_p.masked_fill(masked, 0), weight)
         loss = -_inner_product(log_p, classes, coefficients, floor, pairs)
         return loss.masked_fill(_label_mass(masked, labels, classes, coefficients, pairs) > 0, math.inf)
 
@@ -68,7 +68,7 @@ class SoftCrossEntropy(torch.autograd.Function):
         masked = _masked(logits) if ctx.masks else None
         if masked is not None:
             pairs = [pair._replace(values=pair.values.masked_fill(masked, 0)) for pair in pairs]
-        mass = [scale * _weighted(values, weight).sum(1, dtype=p.dtype) for values, scale in pairs]
+        mass = [scale * weighted(values, weight).sum(1, dtype=p.dtype) for values, scale in pairs]
         if classes is not None:
             if weight is not None:
                 coefficients = coefficients * weight.to(p.dtype)[classes]
@@ -76,17 +76,17 @@ class SoftCrossEntropy(torch.autograd.Function):
                 coefficients = coefficients.masked_fill(masked.gather(1, classes), 0)
             mass.append(class_sum(coefficients))
         if floor is not None and masked is not None:
-            mass.append(floor * _weighted((~masked).to(p.dtype), weight).sum(1))
+            mass.append(floor * weighted((~masked).to(p.dtype), weight).sum(1))
         elif floor is not None:
             mass.append(floor * (p.shape[1] if weight is None else weight.sum()))
         outer = outer[:, None]
         gradient = p * (reduce(torch.add, mass)[:, None] * outer)
         for values, scale in pairs:
-            gradient.addcmul_(_weighted(values.to(p.dtype), weight), scale[:, None] * outer, value=-1)
+            gradient.addcmul_(weighted(values.to(p.dtype), weight), scale[:, None] * outer, value=-1)
         if classes is not None:
             gradient.scatter_add_(1, classes, coefficients * -outer)
         if floor is not None:
-            gradient -= _weighted(floor[:, None] * outer, weight)
+            gradient -= weighted(floor[:, None] * outer, weight)
         if masked is not None:
             gradient = gradient.masked_fill(masked, 0)
         return gradient.to(logits.dtype), None, None, None, None, None, *[None] * len(dense)
@@ -123,7 +123,7 @@ def _pairs(dense: Sequence[Tensor]) -> list[Scaled]:
     return [Scaled(values, scale) for values, scale in zip(dense[::2], dense[1::2], strict=True)]
 
 
-def _weighted(values: Tensor, weight: Tensor | None) -> Tensor:
+def weighted(values: Tensor, weight: Tensor | None) -> Tensor:
     """Values (B, K, ...) times the weights (K) of their classes."""
     if weight is None:
         return values

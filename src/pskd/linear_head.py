@@ -79,19 +79,28 @@ Losses: TypeAlias = Callable[[Tensor, Part], tuple[Tensor, Tensor]]
 """From the logits (n, K) of a part of the positions: their losses, and their shares in a mean, both (n)."""
 
 
-def mean_over_parts(head: LinearHead, losses: Losses) -> Tensor:
-    """``sum(losses) / sum(shares)`` over all positions; the gradient flows to hidden states, weight and bias."""
+def reduced_over_parts(head: LinearHead, losses: Losses, mean: bool = True) -> Tensor:
+    """``sum(losses)`` over all positions, for a ``mean`` divided by ``sum(shares)``.
+
+    The gradient flows to hidden states, weight and bias.
+    """
     wanted = torch.is_grad_enabled() and head.requires_grad
-    mean: Tensor = _MeanOverParts.apply(*head, losses, wanted)
-    return mean
+    total: Tensor = _ReducedOverParts.apply(*head, losses, mean, wanted)
+    return total
 
 
-class _MeanOverParts(torch.autograd.Function):
+class _ReducedOverParts(torch.autograd.Function):
     """The gradients are ready when the loss is; the backward pass only scales them."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, losses: Losses, with_gradient: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        losses: Losses,
+        mean: bool,
+        with_gradient: bool,
     ) -> Tensor:
         head = LinearHead(hidden.detach(), weight.detach(), None if bias is None else bias.detach())
         wanted = [with_gradient and needed for needed in ctx.needs_input_grad[:3]]
@@ -108,14 +117,17 @@ class _MeanOverParts(torch.autograd.Function):
                 del logits, each
                 _add_gradients(gradients, slope, piece, part)
         total, share = sums.unbind()
-        ctx.save_for_backward(*(None if g is None else g.div_(share) for g in gradients))
-        return total / share
+        if mean:
+            total = total / share
+            gradients = [None if g is None else g.div_(share) for g in gradients]
+        ctx.save_for_backward(*gradients)
+        return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         (outer,) = upstream
-        return *(None if g is None else g * outer.to(g.dtype) for g in ctx.saved_tensors), None, None
+        return *(None if g is None else g * outer.to(g.dtype) for g in ctx.saved_tensors), None, None, None
 
 
 def _add_gradients(gradients: list[Tensor | None], slope: Tensor, piece: LinearHead, part: Part) -> None:

@@ -11,17 +11,18 @@ the (B, d1, ...) places that have a label.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from pskd.checks import ValueChecks, outside
 from pskd.errors import PskdError
-from pskd.fused import Scaled, SoftCrossEntropy, class_sum
+from pskd.fused import Scaled, SoftCrossEntropy, class_sum, weighted
 from pskd.tensors import accumulation_dtype, to_device
 
-REDUCTIONS = ("mean", "sum", "none")
+Reduction: TypeAlias = Literal["mean", "sum", "none"]
+REDUCTIONS = get_args(Reduction)
 
 Targets: TypeAlias = Tensor | tuple[Tensor, Tensor, Tensor | float]
 """Class indices (B, ...), class probabilities (B, K, ...), or a mixed pair ``(a, b, lam)``: lam * a + (1 - lam) * b."""
@@ -82,6 +83,17 @@ class SoftTarget(NamedTuple):
         target, taken = self._reduced(_spread(epsilon, self.share))
         return target._replace(floor=taken * (1 / self.num_classes))
 
+    def emphasised(self, weight: Tensor) -> SoftTarget:
+        """Every label's mass times the weight of its class, for labels q that were made with these weights (K).
+
+        So a loss of q is that of each label as often as it counts; ``share`` is the mass of q.
+        """
+        if self.coefficients is None or self.classes is None:
+            (label,) = self.dense
+            values = weighted(label.values, weight)
+            return self._replace(share=values.sum(1), dense=(label._replace(values=values),))
+        return self._replace(coefficients=self.coefficients * weight.to(self.coefficients.dtype)[self.classes])
+
     def _known(self, past: Past, alpha: float | Tensor) -> Tensor:
         """alpha where a past prediction is known and 0 elsewhere, (B, d1, ...)."""
         assert past.known is not None
@@ -92,7 +104,7 @@ class SoftTarget(NamedTuple):
         """``(1 - part) * q`` for labels q, and the mass (B, ...) that this takes from them: nothing where ignored."""
         if self.coefficients is None:
             (label,) = self.dense
-            return self._replace(dense=(label._replace(scale=1 - part),)), part
+            return self._replace(dense=(label._replace(scale=1 - part),)), part * self.share
         taken = self.coefficients * part[:, None]
         return self._replace(coefficients=self.coefficients - taken), class_sum(taken)
 
@@ -103,7 +115,7 @@ def soft_cross_entropy(
     past: Past | Tensor | None = None,
     alpha: float | Tensor = 0.0,
     ignore_index: int = -100,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     weight: Tensor | None = None,
 ) -> Tensor:
     """``H((1 - alpha) * targets + alpha * past, softmax(logits))``; the gradient flows to the logits alone.
@@ -122,8 +134,7 @@ def soft_cross_entropy(
 
     With ``alpha=0`` this is ``F.cross_entropy``. A mixed pair's loss is ``lam * loss(a) + (1 - lam) * loss(b)``.
     """
-    if reduction not in REDUCTIONS:
-        raise PskdError(f"reduction is {reduction!r}; allowed are {', '.join(REDUCTIONS)}")
+    check_reduction(reduction)
     if isinstance(past, Tensor):
         past = Past(past)
     if logits.ndim == 1:
@@ -136,9 +147,14 @@ def soft_cross_entropy(
         check_class_indices(targets, logits.shape[1], ignore_index)
     target = soft_target(logits, targets, past, alpha, ignore_index, weight)
     loss = position_losses(logits, target, weight)
+    return reduced(loss, target.share, reduction)
+
+
+def reduced(losses: Tensor, share: Tensor, reduction: Reduction) -> Tensor:
+    """Losses and shares (B, d1, ...) of the positions as "none", (B, d1, ...), or as one number."""
     if reduction == "none":
-        return loss
-    return loss.sum() if reduction == "sum" else loss.sum() / target.share.sum()
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / share.sum()
 
 
 def position_losses(logits: Tensor, target: SoftTarget, weight: Tensor | None = None) -> Tensor:
@@ -195,6 +211,11 @@ def _top_k_shares(values: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     if others == 0:
         return values / mass.clamp_min(torch.finfo(mass.dtype).tiny)[:, None], torch.zeros_like(mass)
     return values / mass.clamp_min(1)[:, None], (1 - mass).clamp_min(0) / others
+
+
+def check_reduction(reduction: str) -> None:
+    if reduction not in REDUCTIONS:
+        raise PskdError(f"reduction is {reduction!r}; allowed are {', '.join(REDUCTIONS)}")
 
 
 def check_shapes(logits: Tensor, targets: Targets, past: Past | None = None, weight: Tensor | None = None) -> None:

@@ -106,8 +106,8 @@ def test_wrong_temperature(temperature: float) -> None:
 
 
 def test_wrong_use(logits: Tensor, labels: Tensor, partner: Tensor) -> None:
-    with pytest.raises(PskdError, match="weight must be 0 or a positive number"):
-        CSKD(weight=-1)
+    with pytest.raises(PskdError, match="lam must be 0 or a positive number"):
+        CSKD(lam=-1)
     with pytest.raises(PskdError, match="partner_logits is missing"):
         CSKD()(logits, labels)
     with pytest.raises(PskdError, match=r"partner_logits has shape \(6, 4\)"):

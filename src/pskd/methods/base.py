@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from pskd.errors import PskdError
-from pskd.linear_head import LinearHead, Output, Part, mean_over_parts
+from pskd.linear_head import LinearHead, Output, Part, reduced_over_parts
 from pskd.settings import Setting, nearest, settings_of
-from pskd.targets import Past, Targets, per_position
+from pskd.targets import Past, Reduction, Targets, check_reduction, per_position, reduced
+from pskd.tensors import to_device
 
 IGNORE_INDEX = -100  # a position with this label takes no part in any method
 NEEDS = ("index", "inputs", "partner_logits", "teacher_logits")
 
+ClassWeight: TypeAlias = Tensor | Sequence[float] | None
+"""(K), what a sample of each class counts; None: all the same."""
+
 
 class Loss(NamedTuple):
-    """A batch's mean loss, to call ``backward`` on, and what it is the sum of, by name and without gradient."""
+    """A batch's loss, to call ``backward`` on, and what it is the sum of, by name and without gradient.
+
+    All of them are reduced as the method was told: the mean, the sum, or one per label (B, d1, ...).
+    """
 
     total: Tensor
     parts: dict[str, Tensor]
@@ -40,6 +48,7 @@ class Surroundings:
         fingerprint: identity of the training data.
         path: a scratch file that the processes of this host share; None: there is one process.
         host, hosts: this machine, and how many there are.
+        class_weight: (K), what a sample of each class counts; None: all the same.
     """
 
     epochs: int
@@ -51,6 +60,7 @@ class Surroundings:
     path: Path | None
     host: int = 0
     hosts: int = 1
+    class_weight: Tensor | None = None
 
 
 class Method(ABC):
@@ -58,6 +68,13 @@ class Method(ABC):
 
     What it has to be given beside output and targets stands in ``needs``: of "index", "inputs", "partner_logits",
     "teacher_logits", or names of its own.
+
+    Args:
+        reduction: "mean", "sum" or "none", as in ``F.cross_entropy``.
+        weight: (K), a weight per class, as in ``F.cross_entropy``: each class's term of a cross-entropy is multiplied
+            by its weight, whatever the target is made of, and a mean over class indices is divided by the sum of the
+            labels' weights, over class probabilities by their number. A term that compares whole distributions counts
+            with the weight of its label.
     """
 
     name: ClassVar[str]
@@ -65,9 +82,24 @@ class Method(ABC):
     plain: ClassVar[bool] = False  # its targets are the labels as they are: the baseline of a comparison
     shares_mix: ClassVar[bool] = False  # with Cutout, CutMix or Mixup, half of a batch is distilled, the other mixed
     takes_heads: ClassVar[bool] = False  # works part by part on a LinearHead
+    takes_weight: ClassVar[bool] = False  # obeys ``weight`` and ``reduction``
+    reduction: Reduction = "mean"
+    weight: Tensor | None = None
     # Is shown logits, targets, past predictions and alpha of every batch that has a past.
     watch: Callable[[Tensor, Targets, Past, float], None] | None = None
     strict: bool = True  # whether logits that are not finite raise; if not, the loss is NaN and no row is written
+
+    def __init__(self, *, reduction: Reduction = "mean", weight: ClassWeight = None) -> None:
+        check_reduction(reduction)
+        if not self.takes_weight and (reduction != "mean" or weight is not None):
+            raise PskdError(f"{type(self).__name__} takes neither reduction nor weight: it is a mean over all classes")
+        self.reduction, self.weight = reduction, _checked_weight(weight)
+
+    def weight_at(self, logits: Tensor) -> Tensor | None:
+        """The class weights, where the logits are."""
+        if self.weight is not None and self.weight.device != logits.device:
+            self.weight = to_device(self.weight, logits.device)
+        return self.weight
 
     @property
     def shards(self) -> int:
@@ -90,13 +122,18 @@ class Method(ABC):
         parameters = inspect.signature(cls.from_settings).parameters.values()
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return made
-        return settings_of(cls, leave_out=[field.name for field in fields(Surroundings)]) | made
+        given = [field.name for field in fields(Surroundings)]
+        return settings_of(cls, leave_out=given + ["reduction", "weight"] * cls.takes_weight) | made
 
     @classmethod
     def from_settings(cls, around: Surroundings, **settings: Any) -> Self:
         """The method for a training, from its settings; what the constructor asks of the training, it is given."""
         asked = inspect.signature(cls).parameters
         known = {field.name: getattr(around, field.name) for field in fields(around) if field.name in asked}
+        if around.class_weight is not None:
+            if not cls.takes_weight:
+                raise PskdError(f"method={cls.name} takes no class weights: leave method.class_weight out")
+            known["weight"] = around.class_weight
         return cls(**(known | settings))
 
     def start_epoch(self, epoch: int) -> None:
@@ -141,19 +178,23 @@ class Method(ABC):
         return
 
 
-def mean_loss(
+def batch_loss(
     output: Output,
     targets: Targets,
     distilled: Tensor | None,
     losses: Callable[[Tensor, Targets, Tensor | None, Part | None], tuple[Tensor, Tensor]],
+    reduction: Reduction = "mean",
 ) -> Tensor:
-    """The mean over positions of what ``losses(logits, targets, distilled, part)`` makes: losses and shares.
+    """What ``losses(logits, targets, distilled, part)`` makes, losses and shares of the positions, reduced.
 
     Logits are handed to it whole, with None as part; those of a head part by part, as (n, K), with what belongs to it.
+    Only "none" makes a head's logits whole too: their gradient is not known before the backward pass.
     """
+    if reduction == "none":
+        output = whole_logits(output)
     if not isinstance(output, LinearHead):
         each, share = losses(output, targets, distilled, None)
-        return each.sum() / share.sum()
+        return reduced(each, share, reduction)
     if not isinstance(targets, Tensor) or targets.shape != output.positions or targets.is_floating_point():
         given = tuple(targets.shape) if isinstance(targets, Tensor) else "a mixed pair"
         raise PskdError(f"targets: a LinearHead of {tuple(output.positions)} wants class indices like it, got {given}")
@@ -162,7 +203,7 @@ def mean_loss(
     def of_part(logits: Tensor, part: Part) -> tuple[Tensor, Tensor]:
         return losses(logits, part.of(labels), None if distilled is None else part.of(distilled), part)
 
-    return mean_over_parts(output, of_part)
+    return reduced_over_parts(output, of_part, reduction == "mean")
 
 
 def whole_logits(output: Output) -> Tensor:
@@ -178,3 +219,13 @@ def distilled_mask(distilled: Tensor | None, logits: Tensor) -> Tensor | None:
     if tuple(distilled.shape) not in (positions, positions[:1]):
         raise PskdError(f"distilled has shape {tuple(distilled.shape)}; one per sample or label is {positions}")
     return per_position(distilled, logits) != 0
+
+
+def _checked_weight(weight: ClassWeight) -> Tensor | None:
+    if weight is None:
+        return None
+    made = torch.as_tensor(weight).detach()
+    made = made if made.is_floating_point() else made.float()
+    if made.ndim != 1 or not bool((made.isfinite() & (made >= 0)).all()):
+        raise PskdError(f"weight must be one number per class (K), 0 or more, got {weight}")
+    return made

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from pskd.errors import PskdError
 from pskd.linear_head import Output
-from pskd.methods.base import Loss, Method, whole_logits
-from pskd.methods.distilling import check_given, label_losses, softened_divergence, where_distilled
+from pskd.methods.base import ClassWeight, Loss, Method, Surroundings, whole_logits
+from pskd.methods.distilling import check_given, label_losses, label_weights, softened_divergence, where_distilled
 from pskd.names import methods
 from pskd.random import uniform
-from pskd.settings import NotNegative, Positive, check_arguments
-from pskd.targets import Targets
+from pskd.settings import NotNegative, Positive, Setting, check_arguments
+from pskd.targets import Reduction, Targets, reduced
 
 
 @methods.register("cs_kd")
 class CSKD(Method):
-    """``L = H(y, p(x)) + weight * T^2 * KL(p_T(x') || p_T(x))``, x' another sample of x's class, p_T softened by T.
+    """``L = H(y, p(x)) + lam * T^2 * KL(p_T(x') || p_T(x))``, x' another sample of x's class, p_T softened by T.
 
     Args:
         temperature: T. The paper: 4.
-        weight: lambda, at least 0. The paper: 1 on CIFAR-100, 0.5 on ImageNet.
+        lam: lambda, at least 0 (in a configuration ``method.weight``). The paper: 1 on CIFAR-100, 0.5 on ImageNet.
 
     ``partner_logits`` are the model's own for x', from a forward pass of its own in training mode under
     ``torch.no_grad()``; ``SameClassPartners`` chooses x'::
@@ -47,11 +48,35 @@ class CSKD(Method):
 
     name = "cs_kd"
     shares_mix = True
+    takes_weight = True
     needs = frozenset({"partner_logits"})
 
-    def __init__(self, temperature: Positive = 4.0, weight: NotNegative = 1.0) -> None:
+    def __init__(
+        self,
+        temperature: Positive = 4.0,
+        lam: NotNegative = 1.0,
+        *,
+        reduction: Reduction = "mean",
+        weight: ClassWeight = None,
+    ) -> None:
+        super().__init__(reduction=reduction, weight=weight)
         check_arguments(CSKD.__init__, locals())
-        self.temperature, self.weight = temperature, weight
+        self.temperature, self.lam = temperature, lam
+
+    @classmethod
+    def settings(cls) -> dict[str, Setting]:
+        """lambda is ``weight`` there."""
+        return {name: setting for name, setting in super().settings().items() if name != "lam"}
+
+    @classmethod
+    def from_settings(cls, around: Surroundings, *, weight: NotNegative = 1.0, **settings: Any) -> Self:
+        """With lambda as a configuration calls it.
+
+        Args:
+            weight: lambda, at least 0. The paper: 1 on CIFAR-100, 0.5 on ImageNet.
+        """
+        check_arguments(cls.from_settings, locals())
+        return super().from_settings(around, lam=weight, **settings)
 
     def loss(
         self,
@@ -62,18 +87,19 @@ class CSKD(Method):
         distilled: Tensor | None = None,
     ) -> Loss:
         logits = whole_logits(output)
-        losses, share = label_losses(logits, targets)
+        weight = self.weight_at(logits)
+        losses, share = label_losses(logits, targets, weight=weight)
         partner_logits = check_given("partner_logits", partner_logits, logits, "the logits of same-class samples")
         divergence = self.temperature**2 * softened_divergence(logits, partner_logits, self.temperature)
-        weight = where_distilled(self.weight, distilled, logits)
-        cross_entropy = losses.sum() / share.sum()
-        distillation = (weight * share * divergence).sum() / share.sum()
+        lam = where_distilled(self.lam, distilled, logits)
+        cross_entropy = reduced(losses, share, self.reduction)
+        distillation = reduced(lam * label_weights(targets, share, weight) * divergence, share, self.reduction)
         parts = {"cross_entropy": cross_entropy.detach(), "distillation": distillation.detach()}
         return Loss(cross_entropy + distillation, parts)
 
 
 def cs_kd_loss(
-    logits: Tensor, labels: Tensor, partner_logits: Tensor, temperature: float = 4.0, weight: float = 1.0
+    logits: Tensor, labels: Tensor, partner_logits: Tensor, temperature: float = 4.0, lam: float = 1.0
 ) -> Tensor:
     """CS-KD as the paper has it: logits and those of same-class samples (B, K), class indices (B)."""
     log_p = logits.log_softmax(1)
@@ -81,7 +107,7 @@ def cs_kd_loss(
     partner_t = (partner_logits.detach() / temperature).softmax(1)
     cross_entropy = -log_p.gather(1, labels[:, None])[:, 0]
     divergence = (partner_t * (partner_t.log() - log_p_t)).sum(1)
-    return (cross_entropy + weight * temperature**2 * divergence).mean()
+    return (cross_entropy + lam * temperature**2 * divergence).mean()
 
 
 class SameClassPartners:

@@ -10,26 +10,47 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pskd.errors import PskdError
+from pskd.fused import weighted
 from pskd.methods.base import IGNORE_INDEX, distilled_mask
 from pskd.targets import Targets, check_class_indices, check_shapes, label_target, position_losses
 from pskd.tensors import accumulation_dtype
 
 
-def label_losses(logits: Tensor, targets: Targets, epsilon: float | Tensor = 0.0) -> tuple[Tensor, Tensor]:
+def label_losses(
+    logits: Tensor,
+    targets: Targets,
+    epsilon: float | Tensor = 0.0,
+    weight: Tensor | None = None,
+    by_label: bool = False,
+) -> tuple[Tensor, Tensor]:
     """``H((1 - epsilon) * y + epsilon / K, p)`` and the share in a mean of every position, both (B, d1, ...).
 
     Args:
         logits: (B, K, d1, ...), of the student.
         targets: class indices (-100 has loss and share 0), class probabilities or a mixed pair ``(a, b, lam)``.
         epsilon: how much of the target is spread evenly over all classes: a number, one per sample or per position.
+        weight: (K), a weight per class, which multiplies that class's term.
+        by_label: the weight of a label multiplies all terms of its target instead.
     """
-    check_shapes(logits, targets)
+    check_shapes(logits, targets, weight=weight)
     if logits.device.type == "cpu" and not torch.compiler.is_compiling():
         targets = check_class_indices(targets, logits.shape[1], IGNORE_INDEX)
-    target = label_target(logits, targets, IGNORE_INDEX)
+    target = label_target(logits, targets, IGNORE_INDEX, weight)
+    if by_label and weight is not None:
+        target, weight = target.emphasised(weight), None
     if isinstance(epsilon, Tensor) or epsilon:
         target = target.smoothed(epsilon)
-    return position_losses(logits, target), target.share
+    return position_losses(logits, target, weight), target.share
+
+
+def label_weights(targets: Targets, share: Tensor, weight: Tensor | None) -> Tensor:
+    """What a term that compares whole distributions counts at every position, (B, d1, ...).
+
+    That is its ``share`` in a mean, but for class probabilities, which share alike, the mean weight of their classes.
+    """
+    if weight is None or not (isinstance(targets, Tensor) and targets.is_floating_point()):
+        return share
+    return weighted(targets, weight).sum(1)
 
 
 def softened_divergence(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:

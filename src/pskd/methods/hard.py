@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from pskd.linear_head import Output
-from pskd.methods.base import Loss, Method, mean_loss
+from pskd.methods.base import Loss, Method, batch_loss
 from pskd.methods.distilling import label_losses
 from pskd.names import methods
 from pskd.targets import Targets
@@ -21,11 +23,14 @@ class Hard(Method):
 
     name = "hard"
     plain = True
-    takes_heads = True
+    takes_heads = takes_weight = True
 
     def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None) -> Loss:
-        total = mean_loss(output, targets, None, lambda logits, labels, *_: label_losses(logits, labels))
+        total = batch_loss(output, targets, None, self._losses, self.reduction)
         return Loss(total, {"cross_entropy": total.detach()})
+
+    def _losses(self, logits: Tensor, targets: Targets, *_: Any) -> tuple[Tensor, Tensor]:
+        return label_losses(logits, targets, weight=self.weight_at(logits))
 
 
 def hard_loss(logits: Tensor, labels: Tensor) -> Tensor:

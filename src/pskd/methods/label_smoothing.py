@@ -9,11 +9,11 @@ from torch import Tensor
 
 from pskd.errors import PskdError
 from pskd.linear_head import Output, Part
-from pskd.methods.base import Loss, Method, mean_loss
+from pskd.methods.base import ClassWeight, Loss, Method, batch_loss
 from pskd.methods.distilling import label_losses, where_distilled
 from pskd.names import methods
 from pskd.settings import Range, check_arguments
-from pskd.targets import Targets
+from pskd.targets import Reduction, Targets
 
 
 @methods.register("label_smoothing")
@@ -35,14 +35,22 @@ class LabelSmoothing(Method):
     """
 
     name = "label_smoothing"
-    takes_heads = True
+    takes_heads = takes_weight = True
 
-    def __init__(self, epsilon: Annotated[float, Range(ge=0, lt=1)] = 0.1, others_only: bool = False) -> None:
+    def __init__(
+        self,
+        epsilon: Annotated[float, Range(ge=0, lt=1)] = 0.1,
+        others_only: bool = False,
+        *,
+        reduction: Reduction = "mean",
+        weight: ClassWeight = None,
+    ) -> None:
+        super().__init__(reduction=reduction, weight=weight)
         check_arguments(LabelSmoothing.__init__, locals())
         self.epsilon, self.others_only = epsilon, others_only
 
     def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None) -> Loss:
-        total = mean_loss(output, targets, distilled, self._losses)
+        total = batch_loss(output, targets, distilled, self._losses, self.reduction)
         return Loss(total, {"smoothed_cross_entropy": total.detach()})
 
     def _losses(
@@ -55,7 +63,7 @@ class LabelSmoothing(Method):
             if others < 1:
                 raise PskdError(f"others_only needs 2 classes or more, but logits are {tuple(logits.shape)}")
             epsilon *= (others + 1) / others
-        return label_losses(logits, targets, where_distilled(epsilon, distilled, logits))
+        return label_losses(logits, targets, where_distilled(epsilon, distilled, logits), self.weight_at(logits))
 
 
 def label_smoothing_loss(logits: Tensor, labels: Tensor, epsilon: float = 0.1, others_only: bool = False) -> Tensor:

@@ -15,12 +15,13 @@ from pskd.linear_head import Output, Part
 from pskd.memory.bank import PredictionBank
 from pskd.memory.base import Memory, MemoryStep
 from pskd.memory.snapshot import Snapshot
-from pskd.methods.base import IGNORE_INDEX, Loss, Method, Surroundings, distilled_mask, mean_loss
+from pskd.methods.base import IGNORE_INDEX, ClassWeight, Loss, Method, Surroundings, batch_loss, distilled_mask
 from pskd.names import methods
 from pskd.schedules import SCHEDULES, Schedule, ScheduleName
 from pskd.settings import Count, Place, Positive, Share, check_arguments
 from pskd.targets import (
     Past,
+    Reduction,
     Targets,
     check_class_indices,
     check_past,
@@ -53,11 +54,19 @@ class PSKD(Method):
 
     name = "ps_kd"
     shares_mix = True
-    takes_heads = True
+    takes_heads = takes_weight = True
 
     def __init__(
-        self, epochs: Count, alpha: Share = 0.8, schedule: ScheduleName | Schedule = "linear", *, memory: Memory
+        self,
+        epochs: Count,
+        alpha: Share = 0.8,
+        schedule: ScheduleName | Schedule = "linear",
+        *,
+        memory: Memory,
+        reduction: Reduction = "mean",
+        weight: ClassWeight = None,
     ) -> None:
+        super().__init__(reduction=reduction, weight=weight)
         check_arguments(PSKD.__init__, locals())
         if not isinstance(memory, Memory):
             raise PskdError(f"memory must be a pskd.PredictionBank or a pskd.Snapshot, got {type(memory).__name__}")
@@ -162,7 +171,7 @@ class PSKD(Method):
         inputs: Any = None,
         distilled: Tensor | None = None,
     ) -> Loss:
-        """The mean loss of a training batch; reads the past of these samples, then records their predictions.
+        """The loss of a training batch; reads the past of these samples, then records their predictions.
 
         Args:
             output: logits (B, K) or (B, K, d1, ...), with gradient; or a ``LinearHead``, whose logits then exist only a
@@ -188,7 +197,7 @@ class PSKD(Method):
         ) -> tuple[Tensor, Tensor]:
             return self._losses(logits, targets, step, part, alpha, distilled)
 
-        total = mean_loss(output, targets, distilled, losses)
+        total = batch_loss(output, targets, distilled, losses, self.reduction)
         return Loss(total, {"soft_cross_entropy": total.detach()})
 
     def _losses(
@@ -201,7 +210,8 @@ class PSKD(Method):
         distilled: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The loss and the share in a mean of every position, (B, d1, ...); the memory is read, then written."""
-        check_shapes(logits, targets)
+        weight = self.weight_at(logits)
+        check_shapes(logits, targets, weight=weight)
         step.check(part, logits)
         targets = self._checked(logits, targets)
         labels = targets if isinstance(targets, Tensor) and not targets.is_floating_point() else None
@@ -211,8 +221,8 @@ class PSKD(Method):
             past = _fitted(past, logits, take)
         if self.watch is not None and past is not None:
             self.watch(logits, targets, past, alpha)
-        target = soft_target(logits, targets, past, alpha, IGNORE_INDEX)
-        losses = position_losses(logits, target)
+        target = soft_target(logits, targets, past, alpha, IGNORE_INDEX, weight)
+        losses = position_losses(logits, target, weight)
         step.record(part, logits, labels=labels, take=take)
         return losses, target.share
 

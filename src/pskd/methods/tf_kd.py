@@ -10,11 +10,11 @@ from torch import Tensor
 
 from pskd.errors import PskdError
 from pskd.linear_head import Output
-from pskd.methods.base import Loss, Method, Surroundings, whole_logits
-from pskd.methods.distilling import check_given, label_losses, softened_divergence, where_distilled
+from pskd.methods.base import ClassWeight, Loss, Method, Surroundings, whole_logits
+from pskd.methods.distilling import check_given, label_losses, label_weights, softened_divergence, where_distilled
 from pskd.names import methods
 from pskd.settings import Place, Positive, Range, Setting, Share, check_arguments
-from pskd.targets import Targets
+from pskd.targets import Reduction, Targets, reduced
 from pskd.tensors import accumulation_dtype
 
 # Variant -> temperature and alpha: the values that most models have in the paper's tables.
@@ -57,6 +57,7 @@ class TFKD(Method):
     """
 
     name = "tf_kd"
+    takes_weight = True
 
     def __init__(
         self,
@@ -67,7 +68,10 @@ class TFKD(Method):
         multiplier: Positive = 1.0,
         a: Annotated[float, Range(gt=0, lt=1)] = 0.95,
         released: bool = False,
+        reduction: Reduction = "mean",
+        weight: ClassWeight = None,
     ) -> None:
+        super().__init__(reduction=reduction, weight=weight)
         check_arguments(TFKD.__init__, locals())
         if released and variant != "reg":
             raise PskdError(f"released=True belongs to variant='reg'; with {variant!r} set multiplier instead")
@@ -108,20 +112,22 @@ class TFKD(Method):
         distilled: Tensor | None = None,
     ) -> Loss:
         logits = whole_logits(output)
-        losses, share = label_losses(logits, targets)
+        weight = self.weight_at(logits)
+        losses, share = label_losses(logits, targets, weight=weight)
         if self.variant == "self":
             teacher_logits = check_given("teacher_logits", teacher_logits, logits, "the teacher's for the same images")
-            divergence = self.temperature**2 * share * softened_divergence(logits, teacher_logits, self.temperature)
+            counts = label_weights(targets, share, weight)
+            divergence = self.temperature**2 * counts * softened_divergence(logits, teacher_logits, self.temperature)
         else:
-            divergence = self._hand_made_divergence(logits, targets)
+            divergence = self._hand_made_divergence(logits, targets, weight)
         alpha = where_distilled(self.alpha, distilled, logits)
-        cross_entropy = ((1 - alpha) * losses).sum() / share.sum()
-        distillation = (alpha * self.multiplier * divergence).sum() / share.sum()
+        cross_entropy = reduced((1 - alpha) * losses, share, self.reduction)
+        distillation = reduced(alpha * self.multiplier * divergence, share, self.reduction)
         parts = {"cross_entropy": cross_entropy.detach(), "distillation": distillation.detach()}
         return Loss(cross_entropy + distillation, parts)
 
-    def _hand_made_divergence(self, logits: Tensor, targets: Targets) -> Tensor:
-        """``KL(teacher_T || p_T)``, or released ``KL(teacher_T || p)``, of every position, times its share."""
+    def _hand_made_divergence(self, logits: Tensor, targets: Targets, weight: Tensor | None) -> Tensor:
+        """``KL(teacher_T || p_T)``, or released ``KL(teacher_T || p)``, of each label times its portion and weight."""
         others = logits.shape[1] - 1
         if not self.a * (others + 1) > 1:
             raise PskdError(f"a must lie in (1/K, 1), here K = {others + 1}, got {self.a}")
@@ -134,9 +140,10 @@ class TFKD(Method):
         # The teacher is a softmax of logits with `gap` at the label and 0 elsewhere, which is a smoothed label.
         at_label = 1 / (1 + others * math.exp(-gap))
         elsewhere = at_label * math.exp(-gap)
-        cross_entropy, share = label_losses(student, targets, epsilon=(others + 1) * elsewhere)
+        spread = (others + 1) * elsewhere
+        cross_entropy, counts = label_losses(student, targets, spread, weight, by_label=True)
         entropy = others * elsewhere * gap - math.log(at_label)
-        return cross_entropy - entropy * share
+        return cross_entropy - entropy * counts
 
 
 def tf_kd_self_loss(

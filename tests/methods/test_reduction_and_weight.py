@@ -1,0 +1,189 @@
+"""``reduction`` and class ``weight`` of every method, against each loss written out position by position in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pskd import CSKD, PSKD, TFKD, Hard, LabelSmoothing, LinearHead, Method, PredictionBank, linear_head
+from pskd.errors import PskdError
+from pskd.methods import Loss, Surroundings
+
+K, IGNORED = 5, -100
+WEIGHT = torch.tensor([0.5, 2.0, 0.0, 1.5, 3.0], dtype=torch.float64)
+OTHER = torch.randn(6, K, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).mul(2)
+DISTILLED = torch.tensor([True, True, False, True, True, True])
+
+
+def one_hot(label: Tensor) -> Tensor:
+    return F.one_hot(label, K).double()
+
+
+def kl(teacher: Tensor, z: Tensor) -> Tensor:
+    return (teacher * (teacher.log() - z.log_softmax(0))).sum()
+
+
+def by_class(q: Tensor, z: Tensor, w: Tensor) -> Tensor:
+    """As in torch: each class's term of the cross-entropy counts with its weight."""
+    return -(w * q * z.log_softmax(0)).sum()
+
+
+def hard(z: Tensor, y: Tensor, w: Tensor, other: Tensor, taken: bool) -> Tensor:
+    return by_class(y, z, w)
+
+
+def smoothed(z: Tensor, y: Tensor, w: Tensor, other: Tensor, taken: bool) -> Tensor:
+    return by_class(0.8 * y + 0.2 / K if taken else y, z, w)
+
+
+def cs_kd(z: Tensor, y: Tensor, w: Tensor, other: Tensor, taken: bool) -> Tensor:
+    return by_class(y, z, w) + 0.7 * taken * (y * w).sum() * 9 * kl((other / 3).softmax(0), z / 3)
+
+
+def tf_kd(z: Tensor, y: Tensor, w: Tensor, other: Tensor, taken: bool) -> Tensor:
+    alpha = 0.9 * taken
+    return (1 - alpha) * by_class(y, z, w) + alpha * (y * w).sum() * 9 * kl((other / 3).softmax(0), z / 3)
+
+
+def tf_kd_reg(z: Tensor, y: Tensor, w: Tensor, other: Tensor, taken: bool) -> Tensor:
+    """Each class of the label has a teacher of its own."""
+    alpha = 0.4 * taken
+    teachers = [torch.full((K,), 0.05, dtype=torch.float64).index_fill(0, torch.tensor([c]), 0.8) for c in range(K)]
+    divergences = torch.stack([kl((u.log() / 3).softmax(0), z / 3) for u in teachers])
+    return (1 - alpha) * by_class(y, z, w) + alpha * (y * w * divergences).sum()
+
+
+def ps_kd(z: Tensor, y: Tensor, w: Tensor, other: Tensor, taken: bool) -> Tensor:
+    return by_class(0.4 * y + 0.6 * other.softmax(0) if taken else y, z, w)
+
+
+def distilling(**settings: Any) -> PSKD:
+    method = PSKD(2, alpha=0.6, memory=PredictionBank(6, K, dtype=torch.float64), **settings)
+    method.start_epoch(0)
+    method(OTHER.clone().requires_grad_(), torch.tensor([0, 4, 2, 2, 1, 3]), index=torch.arange(6))
+    method.start_epoch(1)
+    return method
+
+
+METHODS: list[tuple[Callable[..., Method], Callable[..., Tensor]]] = [
+    (Hard, hard),
+    (lambda **s: LabelSmoothing(0.2, **s), smoothed),
+    (lambda **s: CSKD(3.0, 0.7, **s), cs_kd),
+    (lambda **s: TFKD("self", 3.0, 0.9, **s), tf_kd),
+    (lambda **s: TFKD("reg", 3.0, 0.4, a=0.8, **s), tf_kd_reg),
+    (distilling, ps_kd),
+]
+GIVEN: dict[str, Any] = {
+    "index": torch.arange(6),
+    "partner_logits": OTHER,
+    "teacher_logits": OTHER,
+    "distilled": DISTILLED,
+}
+
+
+@pytest.mark.parametrize("weight", [None, WEIGHT], ids=["all alike", "weights"])
+@pytest.mark.parametrize("kind", ["index", "pair", "probabilities"])
+@pytest.mark.parametrize(("make", "literal"), METHODS, ids=lambda f: getattr(f, "__name__", "")[:9])
+def test_equals_the_loss_written_out(
+    make: Callable[..., Method],
+    literal: Callable[..., Tensor],
+    kind: str,
+    weight: Tensor | None,
+    logits: Tensor,
+    labels: Tensor,
+) -> None:
+    w = torch.ones(K, dtype=torch.float64) if weight is None else WEIGHT
+    flipped, lam = labels.flip(0), torch.linspace(0, 1, 6, dtype=torch.float64)
+    targets: Any = (labels, flipped, lam)
+    soft = lam[:, None] * one_hot(labels) + (1 - lam)[:, None] * one_hot(flipped)
+    count = (soft * w).sum()
+    if kind == "index":
+        labels = labels.clone()
+        labels[4] = IGNORED
+        targets, soft = labels, one_hot(labels.clamp_min(0)) * (labels != IGNORED)[:, None]
+        count = (soft * w).sum()
+    elif kind == "probabilities":
+        targets, count = soft, torch.tensor(6.0, dtype=torch.float64)
+    each = torch.stack(
+        [
+            literal(z, y, w, other, bool(taken)) if bool(y.any()) else z.sum() * 0
+            for z, y, other, taken in zip(logits, soft, OTHER, DISTILLED, strict=True)
+        ]
+    )
+    expected = {"none": each, "sum": each.sum(), "mean": each.sum() / count}
+    upstream = torch.linspace(1, 2, 6, dtype=torch.float64)
+    for reduction, wanted in expected.items():
+        method = make(reduction=reduction, weight=weight)
+        found = method.loss(logits, targets, **{name: GIVEN[name] for name in (*method.needs, "distilled")})
+        torch.testing.assert_close(found.total, wanted)
+        torch.testing.assert_close(sum(found.parts.values()), wanted.detach())
+        outer = upstream if reduction == "none" else upstream[0]
+        slopes = [torch.autograd.grad(loss, logits, outer, retain_graph=True)[0] for loss in (found.total, wanted)]
+        torch.testing.assert_close(*slopes)
+
+
+def test_hard_labels_and_smoothed_ones_are_torch_s_own(logits: Tensor, labels: Tensor) -> None:
+    soft = OTHER.softmax(1)
+    for reduction in ("none", "sum", "mean"):
+        settings: Any = {"reduction": reduction, "weight": WEIGHT}
+        for targets in (labels, soft):
+            torch.testing.assert_close(Hard(**settings)(logits, targets), F.cross_entropy(logits, targets, **settings))
+            expected = F.cross_entropy(logits, targets, label_smoothing=0.2, **settings)
+            torch.testing.assert_close(LabelSmoothing(0.2, **settings)(logits, targets), expected)
+
+
+@pytest.mark.parametrize("make", [Hard, LabelSmoothing, distilling], ids=lambda f: f.__name__)
+def test_a_head_is_reduced_as_its_logits(
+    make: Callable[..., Method], logits: Tensor, labels: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_head, "_PART_NUMEL", 2 * K)
+    vectors = torch.eye(K, dtype=torch.float64)
+    for reduction in ("none", "sum", "mean"):
+        head = LinearHead(logits, vectors)
+        settings = {"reduction": reduction, "weight": WEIGHT.tolist()}
+        found, wanted = (make(**settings)(output, labels, **GIVEN) for output in (head, logits))
+        torch.testing.assert_close(found, wanted)
+        slopes = [torch.autograd.grad(loss.sum(), logits)[0] for loss in (found, wanted)]
+        torch.testing.assert_close(*slopes)
+
+
+def test_weights_of_a_training_reach_its_method_and_no_file(logits: Tensor, labels: Tensor) -> None:
+    around = Surroundings(3, K, 6, 1, torch.nn.Linear(2, K), None, None, class_weight=WEIGHT)
+    for kind in (Hard, LabelSmoothing, CSKD, TFKD, PSKD):
+        given = {"teacher": "run"} if kind is TFKD else {"weight": 0.3} if kind is CSKD else {}
+        made = kind.from_settings(around, **given)
+        assert made.weight is not None
+        assert torch.equal(made.weight, WEIGHT)
+        assert not {"reduction", "class_weight"} & set(kind.settings())
+        assert ("weight" in kind.settings()) == (kind is CSKD)
+        assert kind is not CSKD or made.lam == 0.3
+
+    class Own(Method):
+        """A method that knows nothing of weights."""
+
+        name = "own"
+
+        def loss(self, output: Any, targets: Any, *, distilled: Tensor | None = None) -> Loss:
+            return Loss(output.sum(), {})
+
+    with pytest.raises(PskdError, match=r"method=own takes no class weights: leave method\.class_weight out"):
+        Own.from_settings(around)
+    with pytest.raises(PskdError, match="Own takes neither reduction nor weight"):
+        Own(reduction="sum")
+    assert Own().reduction == "mean"
+
+
+def test_wrong_use(logits: Tensor, labels: Tensor) -> None:
+    for wrong in (0.5, [[1.0]], [1.0, -1.0], [1.0, float("nan")]):
+        with pytest.raises(PskdError, match=r"weight must be one number per class \(K\), 0 or more, got"):
+            CSKD(weight=wrong)  # type: ignore[arg-type]
+    with pytest.raises(PskdError, match="reduction is 'avg'; allowed are mean, sum, none"):
+        Hard(reduction="avg")  # type: ignore[arg-type]
+    for make, _ in METHODS:
+        with pytest.raises(PskdError, match=r"weight must have one value per class \(5,\), got \(4,\)"):
+            make(weight=[1.0] * 4)(logits, labels, **GIVEN)
