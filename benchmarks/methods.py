@@ -26,6 +26,7 @@ from pskd.methods.tf_kd import TFKD
 ROUNDS, REPEATS = 30, 20  # one round times a step and a forward pass once, everything small REPEATS times
 LIMITS = {
     "PS-KD, bank": 0.2,
+    "PS-KD, momentum": 0.2,
     "label smoothing": 0.2,
     "TF-KD, reg": 0.2,
     "PS-KD, snapshot": 40,
@@ -80,6 +81,7 @@ def main() -> None:
     small: dict[str, Callable[[], None]] = {
         "F.cross_entropy": repeated(lambda: F.cross_entropy(logits, y).backward()),
         "PS-KD, bank": loss_of(filled_method(labels), index=index),
+        "PS-KD, momentum": loss_of(filled_method(labels, momentum=0.9), index=index),
         "label smoothing": loss_of(LabelSmoothing()),
         "TF-KD, reg": loss_of(TFKD("reg")),
         "PS-KD, snapshot": loss_of(with_snapshot, inputs=others),

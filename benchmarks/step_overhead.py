@@ -19,9 +19,9 @@ BATCH, CLASSES, SAMPLES = 128, 100, 50_000
 ROUNDS, REPEATS = 40, 50  # one round times one step, and each loss REPEATS times
 
 
-def filled_method(labels: torch.Tensor) -> pskd.PSKD:
+def filled_method(labels: torch.Tensor, momentum: float = 0.0) -> pskd.PSKD:
     """PS-KD in its second epoch: every sample has a past prediction."""
-    method = pskd.PSKD(epochs=300, memory=pskd.PredictionBank(SAMPLES, CLASSES))
+    method = pskd.PSKD(epochs=300, memory=pskd.PredictionBank(SAMPLES, CLASSES, momentum=momentum))
     method.start_epoch(0)
     for index in torch.arange(SAMPLES).split(BATCH):
         method(torch.randn(len(index), CLASSES, requires_grad=True), labels[index], index=index)

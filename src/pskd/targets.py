@@ -42,6 +42,17 @@ class Past(NamedTuple):
     def to(self, device: torch.device) -> Past:
         return self if self.values.device == device else self.each(lambda part: to_device(part, device))
 
+    def averaged_with(self, likely: Tensor, momentum: float) -> Tensor:
+        """``momentum * past + (1 - momentum) * likely`` (B, K, ...); where no past is known, ``likely`` as it is."""
+        share: float | Tensor = momentum
+        if self.known is not None:
+            share = momentum * self.known[:, None].to(likely.dtype)
+        if self.classes is None:
+            return torch.lerp(likely, self.values.to(likely.dtype), share)
+        kept, rest = _top_k_shares(self.values.to(likely.dtype), likely.shape[1])
+        mean = likely * (1 - share) + rest[:, None] * share
+        return mean.scatter_add_(1, self.classes.long(), (kept - rest[:, None]) * share)
+
     def each(self, change: Callable[[Tensor], Tensor]) -> Past:
         """The same change made to every part that is there."""
         return Past(

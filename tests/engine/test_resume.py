@@ -25,7 +25,11 @@ from pskd.runs.checkpoint import Checkpoints, load, shards
 
 KINDS = {
     "bank": (1, 1, ()),
-    "top-k bank in a mapped file": (1, 1, ("method.form=topk", "method.k=4", "method.path={out}.rows")),
+    "top-k means in a mapped file": (
+        1,
+        1,
+        ("method.form=topk", "method.k=4", "method.path={out}.rows", "method.momentum=0.9"),
+    ),
     "snapshot twice an epoch": (1, 1, ("method.memory=snapshot", "method.refresh=0.5")),
     "plain": (1, 1, ("method=hard",)),
     "CS-KD, CutMix, several parts a step": (1, 1, ("method=cs_kd", "augment.mix=cutmix", "train.accumulate=2")),

@@ -626,3 +626,60 @@ def test_an_index_of_anything_else_is_refused(index: Any) -> None:
     for use in (lambda: bank.recall(index), lambda: bank.record(index, logits_of(2, K))):
         with pytest.raises(PskdError, match="index must be"):
             use()
+
+
+def averaged(rows: dict[int, Tensor], index: Tensor, logits: Tensor, momentum: float, k: int) -> None:
+    """A record, sample by sample: of the row and the new prediction the mean; its top k stay, the rest is spread."""
+    before = dict(rows)
+    for sample, own in zip(index.tolist(), logits.softmax(1), strict=True):
+        mean = momentum * before[sample] + (1 - momentum) * own if sample in before else own
+        values, classes = mean.topk(k)
+        rest = (1 - values.sum()) / max(1, len(mean) - k)
+        rows[sample] = torch.full_like(mean, float(rest)).scatter(0, classes, values)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+@pytest.mark.parametrize("recalls", [False, True])
+@pytest.mark.parametrize("k", [3, K])
+def test_a_row_is_an_exponential_mean(k: int, recalls: bool, momentum: float, place: dict[str, Any]) -> None:
+    """The first record sets a row; of an index that stands twice, the last one joins the row that was there."""
+    bank = PredictionBank(N, K, form="topk", k=k, dtype=torch.float64, momentum=momentum, **place)
+    rows: dict[int, Tensor] = {}
+    for step, samples in enumerate([[1, 2, 5], [2, 7, 2], [5, 1, 2], [2, 1, 7]]):
+        index, logits = torch.tensor(samples), logits_of(3, K, seed=step)
+        if recalls:
+            bank.recall(index)
+        bank.record(index, logits)
+        averaged(rows, index, logits, momentum, k)
+    torch.testing.assert_close(dense(bank, torch.tensor(list(rows))), torch.stack(list(rows.values())))
+
+
+def test_the_mean_of_tokens_left_out_missing_and_bad_rows() -> None:
+    bank = PredictionBank(N, K, dtype=torch.float64, momentum=0.5)
+    index = torch.tensor([[0, 1], [2, 3]])
+    first, second = logits_of(2, K, 2, seed=1), logits_of(2, K, 2, seed=2)
+    bank.start_epoch(0)
+    bank.record(index, first)
+    bank.start_epoch(1)
+    second[1, 0, 1] = float("nan")
+    bank.record(index, second, take=torch.tensor([[True, False], [True, True]]))
+    mean = (first.softmax(1) + second.softmax(1)) / 2
+    expected = torch.stack([mean[0, :, 0], first[0, :, 1].softmax(0), mean[1, :, 0], first[1, :, 1].softmax(0)])
+    torch.testing.assert_close(dense(bank, torch.arange(4)), expected)
+    bank.start_epoch(3)  # two epochs later every row counts as missing, so a new one begins
+    bank.record(torch.tensor([0]), first[:1, :, 1])
+    torch.testing.assert_close(dense(bank, torch.tensor([0])), first[:1, :, 1].softmax(1))
+
+
+@pytest.mark.parametrize("form", ["dense", "topk"])
+def test_the_mean_goes_on_from_its_state_to_the_bit(form: str) -> None:
+    banks = [PredictionBank(N, K, form=form, k=4, momentum=0.9) for _ in range(2)]
+    index = torch.arange(6)
+    for step in range(4):
+        banks[0].record(index, logits_of(6, K, seed=step))
+        if step == 1:
+            banks[1].load_state_dict(copy.deepcopy(banks[0].state_dict()))
+        if step > 1:
+            banks[1].record(index, logits_of(6, K, seed=step))
+    first, second = (bank.state_dict()["rows"] for bank in banks)
+    assert all(torch.equal(first[name], second[name]) for name in first)

@@ -51,6 +51,7 @@ def test_the_settings_of_each_method_in_order() -> None:
             "k": (Count, 32),
             "dtype": (Literal["float16", "bfloat16", "float32", "float64"], "float16"),
             "path": (Annotated[str | None, Place(written=True)], None),
+            "momentum": (Annotated[float, Range(ge=0, lt=1)], 0.0),
             "refresh": (Positive, 1.0),
         },
     }

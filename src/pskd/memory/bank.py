@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,15 @@ _BLOCKS_FROM, _BLOCK = 128, 8  # classes for each one kept, and of a block
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+class _Recalled(NamedTuple):
+    """What a recall has found: the rows (n) of the samples ``key``, and what they held."""
+
+    key: Tensor
+    take: Tensor | None
+    rows: Tensor
+    past: Past | None
+
+
 class PredictionBank(Memory):
     """Rows of past predictions in RAM, on a device, or in a memory-mapped file that the processes of a host share.
 
@@ -47,6 +56,10 @@ class PredictionBank(Memory):
             keeps the rows of the samples that it trains on.
         max_age: epochs after which a row counts as missing, counted from when its sample was last in a batch; None
             serves rows of any age.
+        momentum: m in [0, 1): a row becomes ``m * row + (1 - m) * p``; the first record of a sample, and one whose row
+            counts as missing, sets it to p. 0 keeps the last prediction, the paper's. A top-k row stands for the
+            whole distribution that ``recall`` reads from it, its rest spread evenly; this is what is averaged, and the
+            k likeliest classes of the mean are kept.
 
     Bytes per sample: ``num_classes * itemsize``, or ``k * (itemsize + 1, 2 or 4)``; plus 2 or 4 for the label, and 2
     for the epoch.
@@ -67,6 +80,7 @@ class PredictionBank(Memory):
         host: int = 0,
         hosts: int = 1,
         max_age: Annotated[int | None, Range(ge=0)] = 1,
+        momentum: Annotated[float, Range(ge=0, lt=1)] = 0.0,
     ) -> None:
         check_arguments(PredictionBank.__init__, locals())
         if not dtype.is_floating_point:
@@ -76,7 +90,7 @@ class PredictionBank(Memory):
         if not 0 <= host < hosts:
             raise PskdError(f"host must lie in 0..hosts - 1, got host={host}, hosts={hosts}")
         self.num_samples, self.num_classes, self.dtype, self.fingerprint = num_samples, num_classes, dtype, fingerprint
-        self.host, self.shards, self.max_age = host, hosts, max_age
+        self.host, self.shards, self.max_age, self.momentum = host, hosts, max_age, momentum
         self._own = len(range(host, num_samples, hosts))
         self.form = "dense" if k >= num_classes else form
         self.k = num_classes if self.form == "dense" else k
@@ -95,7 +109,7 @@ class PredictionBank(Memory):
         self._epoch: int | None = None  # None before start_epoch
         self._used = False
         self._all_recent = True  # whether no row is too old in this epoch
-        self._found: tuple[Tensor, Tensor | None, Tensor] | None = None  # key, take and rows of the last recall
+        self._found: _Recalled | None = None
         self._checks = ValueChecks()
         self._arriving: tuple[torch.Event, tuple[Tensor, Tensor | None, dict[str, Tensor]]] | None = None
 
@@ -144,7 +158,11 @@ class PredictionBank(Memory):
         self._settle()
         key = _as_index(key)
         index = self._rows(key, take)
-        self._found = key, take, index
+        past = self._past(key, index, labels, take)
+        self._found = _Recalled(key, take, index, past)
+        return past
+
+    def _past(self, key: Tensor, index: Tensor, labels: Tensor | None, take: Tensor | None) -> Past:
         known = self._known(self._storage.read("labels", index).view(key.shape), labels, take)
         if (recent := self._recent(index)) is not None:
             recent = recent.view(key.shape)
@@ -161,15 +179,19 @@ class PredictionBank(Memory):
         """Write the softmax of logits (B, K, ...). Of an index that stands twice in the batch, the last one is kept."""
         self._settle()
         key = _as_index(key)
-        before, self._found = self._found, None
-        recalled = before is not None and before[0] is key and before[1] is take  # just now, by the same step
-        index = before[2] if recalled and before is not None else self._rows(key, take)
+        found, self._found = self._found, None
+        if found is None or found.key is not key or found.take is not take:  # not just recalled by the same step
+            found = _Recalled(key, take, self._rows(key, take), None)
         likely = logits.detach().to(accumulation_dtype(logits.dtype))
+        if self.momentum:
+            past = self._past(key, found.rows, labels, take) if found.past is None else found.past
+            likely = past.to(likely.device).averaged_with(torch.softmax(likely, 1), self.momentum)
+        elif self.form == "topk":
+            likely = torch.softmax(likely, 1)
         if likely.ndim > 2:
             likely = likely.movedim(1, -1).reshape(-1, self.num_classes)
         columns = {}
         if self.form == "topk":
-            likely = torch.softmax(likely, 1)
             columns["classes"] = top_classes(likely, self.k)
             likely = likely.gather(1, columns["classes"])
             take = self._finite(likely[:, 0], take)
@@ -177,7 +199,7 @@ class PredictionBank(Memory):
             # In proportion to the softmax, the largest 1: so no type is too small for a row.
             largest = likely.amax(1, keepdim=True)
             take = self._finite(largest[:, 0], take)
-            likely = (likely - largest).exp_()
+            likely = likely / largest if self.momentum else (likely - largest).exp_()
         columns["values"] = likely.to(self.dtype).view(_RAW[self.dtype.itemsize])
         columns["labels"] = (
             torch.full_like(likely[:, :1], _UNLABELLED) if labels is None else labels.long().reshape(-1, 1) + 1
@@ -186,12 +208,12 @@ class PredictionBank(Memory):
         kept = None if take is None else take.flatten().to(self.device, non_blocking=True)
         self._used = True
         if logits.device.type == "cpu" or logits.device == self.device:
-            self._write(index, kept, columns)
+            self._write(found.rows, kept, columns)
             return
         # The rows travel to the host while the accelerator goes on, and are written when the bank is asked next.
         event = torch.Event(logits.device)
         event.record()
-        self._arriving = event, (index, kept, columns)
+        self._arriving = event, (found.rows, kept, columns)
 
     def _finite(self, witness: Tensor, take: Tensor | None) -> Tensor | None:
         """``take`` without the rows whose ``witness`` is not finite: a bad step must not spoil the next epoch."""

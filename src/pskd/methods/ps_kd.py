@@ -18,7 +18,7 @@ from pskd.memory.snapshot import Snapshot
 from pskd.methods.base import IGNORE_INDEX, ClassWeight, Loss, Method, Surroundings, batch_loss, distilled_mask
 from pskd.names import methods
 from pskd.schedules import SCHEDULES, Schedule, ScheduleName
-from pskd.settings import Count, Place, Positive, Share, check_arguments
+from pskd.settings import Count, Place, Positive, Range, Share, check_arguments
 from pskd.targets import (
     Past,
     Reduction,
@@ -87,6 +87,7 @@ class PSKD(Method):
         k: Count = 32,
         dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float16",
         path: Annotated[str | None, Place(written=True)] = None,
+        momentum: Annotated[float, Range(ge=0, lt=1)] = 0.0,
         refresh: Positive = 1.0,
         **settings: Any,
     ) -> Self:
@@ -99,9 +100,12 @@ class PSKD(Method):
             k: classes that a top-k bank keeps of each sample.
             dtype: of a bank's rows.
             path: a scratch file for a bank's rows instead of RAM.
+            momentum: of a bank: a row becomes momentum * row + (1 - momentum) * prediction. The paper: 0.
             refresh: epochs between two copies of a snapshot.
         """
         check_arguments(cls.from_settings, locals())
+        if memory == "snapshot" and momentum:
+            raise PskdError(f"method.momentum={momentum} is a bank's; with memory=snapshot leave it at 0")
         made: Memory
         if memory == "snapshot":
             made = Snapshot(around.model, refresh, around.steps_per_epoch)
@@ -116,6 +120,7 @@ class PSKD(Method):
                 fingerprint=around.fingerprint,
                 host=around.host,
                 hosts=around.hosts,
+                momentum=momentum,
             )
         return super().from_settings(around, memory=made, **settings)
 
