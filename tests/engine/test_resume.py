@@ -31,6 +31,7 @@ KINDS = {
         ("method.form=topk", "method.k=4", "method.path={out}.rows", "method.momentum=0.9"),
     ),
     "snapshot twice an epoch": (1, 1, ("method.memory=snapshot", "method.refresh=0.5")),
+    "snapshot that follows": (1, 1, ("method.memory=snapshot", "method.ema=0.9")),
     "plain": (1, 1, ("method=hard",)),
     "CS-KD, CutMix, several parts a step": (1, 1, ("method=cs_kd", "augment.mix=cutmix", "train.accumulate=2")),
     "two processes": (2, 1, ("method.form=topk", "method.k=4")),

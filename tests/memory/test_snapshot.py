@@ -286,3 +286,59 @@ def test_a_step_runs_the_copy_once_and_is_counted_once() -> None:
 def test_wrong_settings_are_named(model: Net, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(PskdError, match=re.escape(message)):
         Snapshot(model, **settings)
+
+
+def followed(model: Net, memory: Snapshot, decay: float, steps: int) -> dict[str, Tensor]:
+    """The mean of every weight by hand, after ``steps`` steps that asked the memory for the past or did not."""
+    means: dict[str, Tensor] = {}
+    for step in range(steps):
+        move(model)
+        for name, value in model.state_dict().items():
+            share = min(decay, step / (step + 1))
+            mixed = share * means[name] + (1 - share) * value if step and value.is_floating_point() else value
+            means[name] = mixed.clone()
+        if step % 2:
+            recalled(memory)
+            recalled(memory)
+        memory.record(X, X)
+    return means
+
+
+def test_a_copy_that_follows_is_the_mean_of_the_models(model: Net) -> None:
+    memory = Snapshot(model, ema=0.8)
+    memory.start_epoch(0)
+    means = followed(model, memory, 0.8, steps=12)
+    state = memory.state_dict()["weights"]
+    torch.testing.assert_close(dict(state), means)
+    assert state["body.1.num_batches_tracked"] == 12
+
+    memory.start_epoch(1)  # nothing is renewed at an epoch's end
+    torch.testing.assert_close(dict(memory.state_dict()["weights"]), means)
+    # The past of a step is that of the copy which has just followed the model.
+    torch.lerp(means["body.0.bias"], model.body[0].bias.detach(), 0.2, out=means["body.0.bias"])
+    recalled(memory)
+    torch.testing.assert_close(memory.state_dict()["weights"]["body.0.bias"], means["body.0.bias"])
+
+
+def test_a_copy_that_follows_goes_on_to_the_bit(model: Net) -> None:
+    memory = Snapshot(model, ema=0.8)
+    memory.start_epoch(0)
+    followed(model, memory, 0.8, steps=3)
+    again = Snapshot(model, ema=0.8)
+    again.load_state_dict(copy.deepcopy(memory.state_dict()))
+    again.start_epoch(0)
+    for _ in range(3):
+        move(model)
+        for each in (memory, again):
+            each.record(X, X)
+    assert torch.equal(recalled(memory), recalled(again))
+    memory.clear()
+    move(model)
+    assert torch.equal(recalled(memory), prediction(model)), "a new training begins with the model as it is"
+
+
+def test_a_copy_either_follows_or_is_renewed(model: Net) -> None:
+    with pytest.raises(PskdError, match=r"refresh=2 and ema=0.9: a copy that follows is never renewed"):
+        Snapshot(model, refresh=2, ema=0.9)
+    with pytest.raises(PskdError, match=r"ema must lie in \[0, 1\), got 1"):
+        Snapshot(model, ema=1)

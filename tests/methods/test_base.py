@@ -53,6 +53,7 @@ def test_the_settings_of_each_method_in_order() -> None:
             "path": (Annotated[str | None, Place(written=True)], None),
             "momentum": (Annotated[float, Range(ge=0, lt=1)], 0.0),
             "refresh": (Positive, 1.0),
+            "ema": (Annotated[float | None, Range(ge=0, lt=1)], None),
         },
     }
     for method, settings in expected.items():

@@ -1,7 +1,8 @@
 """A frozen copy of the model: past predictions by one more forward pass, nothing stored per sample.
 
 This is the paper's "load the model at (t-1)": the copy is in evaluation mode and sees the same augmented batch. It
-needs no sample index, so it serves streams, tokens and dense predictions.
+needs no sample index, so it serves streams, tokens and dense predictions. A copy that follows the model step by step,
+as an exponential mean of its weights, is what the field calls a mean teacher.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import copy
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from itertools import compress
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -19,42 +21,58 @@ from torch import Tensor, nn
 from pskd.errors import PskdError
 from pskd.linear_head import LinearHead, Output, Part
 from pskd.memory.base import Memory, MemoryStep
-from pskd.settings import Count, Positive, check_arguments
+from pskd.settings import Count, Positive, Range, check_arguments
 from pskd.targets import Past
 from pskd.tensors import accumulation_dtype
 
 
 class Snapshot(Memory):
-    """The model as it was, renewed every ``refresh`` epochs.
+    """The model as it was, renewed every ``refresh`` epochs, or following it by an exponential mean.
 
     Args:
         model: the model in training; wrappers of DistributedDataParallel and ``torch.compile`` are taken off. It
             returns logits, a ``LinearHead``, or an object that has either as ``.logits``.
         refresh: epochs between two copies; 1 is the paper's, 0.5 copies twice an epoch and needs ``steps_per_epoch``.
         steps_per_epoch: how often the method is called in an epoch.
+        ema: d in [0, 1); with it nothing is renewed, but at every call of the method each weight of the copy becomes
+            ``d * weight + (1 - d) * weight of the model``, from the very first on. In the nth call d is at most
+            (n - 1) / n, so that the copy is the plain mean of the models until it has seen enough of them, and random
+            first weights count no more than others. Buffers of floating type, such as the statistics of batch
+            normalisation, follow in the same way; others, such as counters, are taken over.
 
     Cost: one forward pass without gradient per step, and one more copy of the weights.
     """
 
     needs = "inputs"
 
-    def __init__(self, model: nn.Module, refresh: Positive = 1.0, steps_per_epoch: Count | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        refresh: Positive = 1.0,
+        steps_per_epoch: Count | None = None,
+        ema: Annotated[float | None, Range(ge=0, lt=1)] = None,
+    ) -> None:
         check_arguments(Snapshot.__init__, locals())
+        if ema is not None and refresh != 1:
+            raise PskdError(f"refresh={refresh} and ema={ema}: a copy that follows is never renewed; give one of them")
         if steps_per_epoch is None and refresh != int(refresh):
             raise PskdError(f"refresh={refresh} is not a whole number of epochs: give steps_per_epoch too")
-        self._model, self._refresh, self._steps_per_epoch = model, refresh, steps_per_epoch
+        self._model, self._refresh, self._steps_per_epoch, self.ema = model, refresh, steps_per_epoch, ema
         self.clear()
 
     def clear(self) -> None:
         """Forget the copy."""
         self._copy: nn.Module | None = None
         self._epoch = self._step = self._renewals = 0
+        self._behind = True  # whether a copy that follows has not yet done so in this step
 
     def start_epoch(self, epoch: int) -> None:
         if epoch == self._epoch:
             return  # a resume within the epoch: a copy that is due waits for the same moment as without it
         self._epoch, self._step = epoch, 0
         self._renew_if_due()
+        if self.ema is not None and self._copy is not None:
+            self._share_buffers(self._copy)
 
     def recall(self, key: Any, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past | None:
         """The copy's predictions for the inputs ``key``: a tensor, a tuple of arguments or a dict of keywords."""
@@ -62,7 +80,8 @@ class Snapshot(Memory):
 
     def record(self, key: Any, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
         """Nothing is stored; the step is counted."""
-        self._step += 1
+        self._follow()  # also in steps that did not ask for the past
+        self._step, self._behind = self._step + 1, True
 
     def step(self, key: Any, *, recalls: bool) -> MemoryStep:
         """The copy runs once, when the first past is asked for, and the step is counted once."""
@@ -71,6 +90,7 @@ class Snapshot(Memory):
     def _output(self, inputs: Any) -> Output | None:
         """What the copy, once there is one, makes of the inputs."""
         self._renew_if_due()
+        self._follow()
         if self._copy is None:
             return None
         with torch.no_grad():
@@ -104,9 +124,30 @@ class Snapshot(Memory):
                 said = " ".join(str(error).split())
                 raise PskdError(f"state: the snapshot's weights are those of another model: {said}") from error
         self._epoch, self._step, self._renewals = state["epoch"], state["step"], state["renewals"]
-        self._copy = frozen
+        self._copy, self._behind = frozen, True
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Bring a copy that follows the model to where it has to be in this step."""
+        if self.ema is None or not self._behind:
+            return
+        self._behind = False
+        followed, self._renewals = self._renewals, self._renewals + 1
+        if self._copy is None:
+            self._copy = self._frozen_copy()
+            return
+        decay = min(self.ema, followed / (followed + 1))
+        ours, theirs = _weights(self._copy), _weights(unwrap_model(self._model))
+        floating = [own.is_floating_point() for own in ours]
+        means = list(compress(ours, floating))
+        torch._foreach_lerp_(means, list(compress(theirs, floating)), 1 - decay)
+        for own, model, mean in zip(ours, theirs, floating, strict=True):
+            if not mean:
+                own.copy_(model)
 
     def _renew_if_due(self) -> None:
+        if self.ema is not None:
+            return
         # An epoch that is longer than it was said to be must not run ahead of the next one.
         steps = self._steps_per_epoch or 1
         progress = self._epoch + min(self._step, steps - 1) / steps
@@ -118,8 +159,13 @@ class Snapshot(Memory):
             self._copy = self._frozen_copy()
         else:
             self._copy.load_state_dict(unwrap_model(self._model).state_dict())
+        self._share_buffers(self._copy)
+
+    @staticmethod
+    def _share_buffers(frozen: nn.Module) -> None:
+        """Batch statistics are each process's own within an epoch."""
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            for buffer in self._copy.buffers():  # batch statistics are each process's own within an epoch
+            for buffer in frozen.buffers():
                 dist.broadcast(buffer, 0)
 
     def _frozen_copy(self) -> nn.Module:
@@ -156,6 +202,10 @@ class _SnapshotStep(MemoryStep):
         if not self._counted:
             self._snapshot.record(self._key, logits)
         self._counted = True
+
+
+def _weights(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
 @torch.no_grad()

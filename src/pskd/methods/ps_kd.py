@@ -89,6 +89,7 @@ class PSKD(Method):
         path: Annotated[str | None, Place(written=True)] = None,
         momentum: Annotated[float, Range(ge=0, lt=1)] = 0.0,
         refresh: Positive = 1.0,
+        ema: Annotated[float | None, Range(ge=0, lt=1)] = None,
         **settings: Any,
     ) -> Self:
         """With the memory that the settings describe.
@@ -102,13 +103,16 @@ class PSKD(Method):
             path: a scratch file for a bank's rows instead of RAM.
             momentum: of a bank: a row becomes momentum * row + (1 - momentum) * prediction. The paper: 0.
             refresh: epochs between two copies of a snapshot.
+            ema: of a snapshot that follows the model: how much of its weights it keeps in a step, such as 0.99.
         """
         check_arguments(cls.from_settings, locals())
         if memory == "snapshot" and momentum:
-            raise PskdError(f"method.momentum={momentum} is a bank's; with memory=snapshot leave it at 0")
+            raise PskdError(f"method.momentum={momentum} is a bank's; with memory=snapshot take method.ema instead")
+        if memory == "bank" and ema is not None:
+            raise PskdError(f"method.ema={ema} is a snapshot's: add method.memory=snapshot, or take method.momentum")
         made: Memory
         if memory == "snapshot":
-            made = Snapshot(around.model, refresh, around.steps_per_epoch)
+            made = Snapshot(around.model, refresh, around.steps_per_epoch, ema)
         else:
             made = PredictionBank(
                 around.num_samples,
