@@ -145,8 +145,7 @@ def soft_cross_entropy(
 
     With ``alpha=0`` this is ``F.cross_entropy``. A mixed pair's loss is ``lam * loss(a) + (1 - lam) * loss(b)``.
     """
-    if reduction not in REDUCTIONS:
-        raise PskdError(f"reduction is {reduction!r}; allowed are {', '.join(REDUCTIONS)}")
+    check_reduction(reduction)
     if isinstance(past, Tensor):
         past = Past(past)
     if logits.ndim == 1:
@@ -223,6 +222,11 @@ def _top_k_shares(values: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     if others == 0:
         return values / mass.clamp_min(torch.finfo(mass.dtype).tiny)[:, None], torch.zeros_like(mass)
     return values / mass.clamp_min(1)[:, None], (1 - mass).clamp_min(0) / others
+
+
+def check_reduction(reduction: str) -> None:
+    if reduction not in REDUCTIONS:
+        raise PskdError(f"reduction is {reduction!r}; allowed are {', '.join(REDUCTIONS)}")
 
 
 def check_shapes(logits: Tensor, targets: Targets, past: Past | None = None, weight: Tensor | None = None) -> None:

@@ -47,6 +47,7 @@ def test_the_settings_of_each_method_in_order() -> None:
             "alpha": (Share, 0.8),
             "schedule": (Literal["linear", "step", "exponential", "cosine", "constant"], "linear"),
             "memory": (Literal["bank", "snapshot"], "bank"),
+            "partners": (NotNegative, 0.0),
             "form": (Literal["auto", "dense", "topk"], "auto"),
             "k": (Count, 32),
             "dtype": (Literal["float16", "bfloat16", "float32", "float64"], "float16"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers import value_and_gradient
 from torch import Tensor
 
+from pskd.errors import PskdError
 from pskd.memory import PredictionBank
 from pskd.methods import CSKD, PSKD, TFKD, Hard, LabelSmoothing
 from pskd.methods.cs_kd import cs_kd_loss
@@ -54,3 +56,31 @@ def test_ps_kd(logits: Tensor, labels: Tensor, other: Tensor) -> None:
     method.start_epoch(1)
     fused = method(logits, labels, index=index)
     agree(fused, ps_kd_loss(logits, labels, other.softmax(1), alpha=0.6), logits)
+
+
+@pytest.mark.parametrize("mask", [None, [True, False, True, True, False, True]])
+def test_ps_kd_with_partners(logits: Tensor, labels: Tensor, other: Tensor, mask: list[bool] | None) -> None:
+    """Twice 0.4 times what CS-KD adds to plain cross-entropy, at alpha_t = 0.6; also with samples left out."""
+    method = PSKD(2, alpha=0.6, schedule="constant", memory=PredictionBank(6, 5, dtype=torch.float64), partners=2.0)
+    index, distilled = torch.arange(6), None if mask is None else torch.tensor(mask)
+    method.start_epoch(0)
+    method(other.clone().requires_grad_(), labels, index=index, partner_logits=other)
+    method.start_epoch(1)
+    found = method.loss(logits, labels, index=index, partner_logits=other.flip(0), distilled=distilled)
+    taught = torch.ones(6, 1, dtype=torch.bool) if distilled is None else distilled[:, None]
+    past = torch.where(taught, other.softmax(1), F.one_hot(labels, 5))
+    partners = torch.where(taught, other.flip(0), logits.detach())  # who agrees with himself learns nothing
+    added = cs_kd_loss(logits, labels, partners, 4.0, 1.0) - hard_loss(logits, labels)
+    plain = ps_kd_loss(logits, labels, past, alpha=0.6)
+    torch.testing.assert_close(found.parts, {"soft_cross_entropy": plain.detach(), "partners": 0.8 * added.detach()})
+    agree(found.total, plain + 0.8 * added, logits)
+
+
+def test_partners_are_asked_for_only_where_they_count() -> None:
+    memory = PredictionBank(6, 5)
+    assert PSKD(2, memory=memory).needs == {"index"}
+    method = PSKD(2, memory=memory, partners=0.1)
+    assert method.needs == {"index", "partner_logits"}
+    method.start_epoch(0)
+    with pytest.raises(PskdError, match=r"partner_logits is missing"):
+        method(torch.zeros(1, 5, requires_grad=True), torch.tensor([0]), index=torch.tensor([0]))

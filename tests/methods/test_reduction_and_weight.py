@@ -62,10 +62,15 @@ def ps_kd(z: Tensor, y: Tensor, w: Tensor, other: Tensor, taken: bool) -> Tensor
     return by_class(0.4 * y + 0.6 * other.softmax(0) if taken else y, z, w)
 
 
+def with_partners(z: Tensor, y: Tensor, w: Tensor, other: Tensor, taken: bool) -> Tensor:
+    return ps_kd(z, y, w, other, taken) + 0.5 * 0.4 * taken * (y * w).sum() * 16 * kl((other / 4).softmax(0), z / 4)
+
+
 def distilling(**settings: Any) -> PSKD:
     method = PSKD(2, alpha=0.6, memory=PredictionBank(6, K, dtype=torch.float64), **settings)
     method.start_epoch(0)
-    method(OTHER.clone().requires_grad_(), torch.tensor([0, 4, 2, 2, 1, 3]), index=torch.arange(6))
+    first = OTHER.clone().requires_grad_()
+    method(first, torch.tensor([0, 4, 2, 2, 1, 3]), index=torch.arange(6), partner_logits=OTHER)
     method.start_epoch(1)
     return method
 
@@ -77,6 +82,7 @@ METHODS: list[tuple[Callable[..., Method], Callable[..., Tensor]]] = [
     (lambda **s: TFKD("self", 3.0, 0.9, **s), tf_kd),
     (lambda **s: TFKD("reg", 3.0, 0.4, a=0.8, **s), tf_kd_reg),
     (distilling, ps_kd),
+    (lambda **s: distilling(partners=0.5, **s), with_partners),
 ]
 GIVEN: dict[str, Any] = {
     "index": torch.arange(6),

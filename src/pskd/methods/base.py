@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from pskd.errors import PskdError
 from pskd.linear_head import LinearHead, Output, Part, reduced_over_parts
-from pskd.settings import Setting, check_arguments, nearest, settings_of
-from pskd.targets import Past, Reduction, Targets, per_position, reduced
+from pskd.settings import Setting, nearest, settings_of
+from pskd.targets import Past, Reduction, Targets, check_reduction, per_position, reduced
 from pskd.tensors import to_device
 
 IGNORE_INDEX = -100  # a position with this label takes no part in any method
@@ -90,7 +90,7 @@ class Method(ABC):
     strict: bool = True  # whether logits that are not finite raise; if not, the loss is NaN and no row is written
 
     def __init__(self, *, reduction: Reduction = "mean", weight: ClassWeight = None) -> None:
-        check_arguments(Method.__init__, locals())
+        check_reduction(reduction)
         if not self.takes_weight and (reduction != "mean" or weight is not None):
             raise PskdError(f"{type(self).__name__} takes neither reduction nor weight: it is a mean over all classes")
         self.reduction, self.weight = reduction, _checked_weight(weight)

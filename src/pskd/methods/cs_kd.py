@@ -17,6 +17,8 @@ from pskd.random import uniform
 from pskd.settings import NotNegative, Positive, Setting, check_arguments
 from pskd.targets import Reduction, Targets, reduced
 
+TEMPERATURE = 4.0  # the paper's
+
 
 @methods.register("cs_kd")
 class CSKD(Method):
@@ -53,7 +55,7 @@ class CSKD(Method):
 
     def __init__(
         self,
-        temperature: Positive = 4.0,
+        temperature: Positive = TEMPERATURE,
         lam: NotNegative = 1.0,
         *,
         reduction: Reduction = "mean",
@@ -89,13 +91,20 @@ class CSKD(Method):
         logits = whole_logits(output)
         weight = self.weight_at(logits)
         losses, share = label_losses(logits, targets, weight=weight)
-        partner_logits = check_given("partner_logits", partner_logits, logits, "the logits of same-class samples")
-        divergence = self.temperature**2 * softened_divergence(logits, partner_logits, self.temperature)
-        lam = where_distilled(self.lam, distilled, logits)
+        divergence = partner_divergence(logits, partner_logits, self.temperature, distilled)
         cross_entropy = reduced(losses, share, self.reduction)
-        distillation = reduced(lam * label_weights(targets, share, weight) * divergence, share, self.reduction)
+        distillation = reduced(self.lam * label_weights(targets, share, weight) * divergence, share, self.reduction)
         parts = {"cross_entropy": cross_entropy.detach(), "distillation": distillation.detach()}
         return Loss(cross_entropy + distillation, parts)
+
+
+def partner_divergence(
+    logits: Tensor, partner_logits: Tensor | None, temperature: float, distilled: Tensor | None
+) -> Tensor:
+    """``T^2 * KL(p_T(x') || p_T(x))`` of every position, (B, d1, ...); 0 where ``distilled`` is false."""
+    partner_logits = check_given("partner_logits", partner_logits, logits, "the logits of same-class samples")
+    divergence = softened_divergence(logits, partner_logits, temperature)
+    return where_distilled(temperature**2, distilled, logits) * divergence
 
 
 def cs_kd_loss(

@@ -15,10 +15,21 @@ from pskd.linear_head import Output, Part
 from pskd.memory.bank import PredictionBank
 from pskd.memory.base import Memory, MemoryStep
 from pskd.memory.snapshot import Snapshot
-from pskd.methods.base import IGNORE_INDEX, ClassWeight, Loss, Method, Surroundings, batch_loss, distilled_mask
+from pskd.methods.base import (
+    IGNORE_INDEX,
+    ClassWeight,
+    Loss,
+    Method,
+    Surroundings,
+    batch_loss,
+    distilled_mask,
+    whole_logits,
+)
+from pskd.methods.cs_kd import TEMPERATURE, partner_divergence
+from pskd.methods.distilling import label_weights
 from pskd.names import methods
 from pskd.schedules import SCHEDULES, Schedule, ScheduleName
-from pskd.settings import Count, Place, Positive, Range, Share, check_arguments
+from pskd.settings import Count, NotNegative, Place, Positive, Range, Share, check_arguments
 from pskd.targets import (
     Past,
     Reduction,
@@ -27,6 +38,7 @@ from pskd.targets import (
     check_past,
     check_shapes,
     position_losses,
+    reduced,
     soft_target,
 )
 from pskd.tensors import accumulation_dtype
@@ -43,11 +55,15 @@ class PSKD(Method):
         alpha: alpha_T, the one hyperparameter. The paper: 0.8 on CIFAR-100, 0.3 on ImageNet, 0.7 on translation.
         schedule: "linear" (the paper's), "step", "exponential", "cosine", "constant", or a function of t/T.
         memory: where P_(t-1) comes from, ``PredictionBank`` (call with ``index=``) or ``Snapshot`` (with ``inputs=``).
+        partners: W, ours, 0 in the paper. ``W * (1 - alpha_t)`` times the term of CS-KD at its temperature of 4 is
+            added: while the past is little trusted, samples of one class teach each other. Call with
+            ``partner_logits=`` as ``CSKD`` says.
 
     In the first epoch, and wherever there is no past prediction yet, the target is the label.
 
     Cost: with a bank one row per sample and no forward pass; with a snapshot one forward pass without gradient per
-    step. Use it wherever labels are classes; it needs neither a teacher nor a second training.
+    step; with partners one more, and one more batch of data. Use it wherever labels are classes; it needs neither a
+    teacher nor a second training.
 
     Reference: Kim, Ji, Yoon, Hwang: Self-Knowledge Distillation with Progressive Refinement of Targets, ICCV 2021.
     """
@@ -63,6 +79,7 @@ class PSKD(Method):
         schedule: ScheduleName | Schedule = "linear",
         *,
         memory: Memory,
+        partners: NotNegative = 0.0,
         reduction: Reduction = "mean",
         weight: ClassWeight = None,
     ) -> None:
@@ -70,9 +87,9 @@ class PSKD(Method):
         check_arguments(PSKD.__init__, locals())
         if not isinstance(memory, Memory):
             raise PskdError(f"memory must be a pskd.PredictionBank or a pskd.Snapshot, got {type(memory).__name__}")
-        self.epochs, self.alpha, self.memory = epochs, alpha, memory
+        self.epochs, self.alpha, self.memory, self.partners = epochs, alpha, memory, partners
         self.schedule = SCHEDULES[schedule] if isinstance(schedule, str) else schedule
-        self.needs = frozenset({memory.needs})
+        self.needs = frozenset({memory.needs, "partner_logits"} if partners else {memory.needs})
         self._epoch: int | None = None  # the last one that began, here or in the state that was loaded
         self._alpha_t: float | None = None  # None before start_epoch
         self._checks = ValueChecks()
@@ -178,6 +195,7 @@ class PSKD(Method):
         *,
         index: Tensor | None = None,
         inputs: Any = None,
+        partner_logits: Tensor | None = None,
         distilled: Tensor | None = None,
     ) -> Loss:
         """The loss of a training batch; reads the past of these samples, then records their predictions.
@@ -188,6 +206,7 @@ class PSKD(Method):
             targets: class indices (-100 is skipped), class probabilities or a mixed pair ``(a, b, lam)``.
             index: which training samples these are, shaped like class indices; what a bank needs.
             inputs: the model's inputs; what a snapshot needs.
+            partner_logits: shaped like the logits, those of other samples of each one's class; what partners need.
             distilled: (B) or shaped like class indices; where false, the label alone counts and nothing is recorded.
         """
         self._checks.settle()
@@ -200,14 +219,24 @@ class PSKD(Method):
             raise PskdError(f"{needed} is missing: with a {memory}, call with {needed}=...")
         # The first epoch is plain cross-entropy.
         step = self.memory.step(key, recalls=bool(self._epoch))
+        if self.partners:
+            output = whole_logits(output)
+        parts: dict[str, Tensor] = {}
 
         def losses(
             logits: Tensor, targets: Targets, distilled: Tensor | None, part: Part | None
         ) -> tuple[Tensor, Tensor]:
-            return self._losses(logits, targets, step, part, alpha, distilled)
+            each, share = self._losses(logits, targets, step, part, alpha, distilled)
+            if self.partners:
+                divergence = partner_divergence(logits, partner_logits, TEMPERATURE, distilled)
+                counts = label_weights(targets, share, self.weight_at(logits))
+                taught = self.partners * (1 - alpha) * counts * divergence
+                parts["partners"] = reduced(taught.detach(), share, self.reduction)
+                each = each + taught
+            return each, share
 
         total = batch_loss(output, targets, distilled, losses, self.reduction)
-        return Loss(total, {"soft_cross_entropy": total.detach()})
+        return Loss(total, {"soft_cross_entropy": total.detach() - sum(parts.values()), **parts})
 
     def _losses(
         self,
