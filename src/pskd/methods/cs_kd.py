@@ -88,7 +88,7 @@ class CSKD(Method):
     ) -> Loss:
         logits = whole_logits(output)
         weight = self.weight_at(logits)
-        losses, share = label_losses(logits, targets, weight=weight)
+        losses, share = label_losses(logits, targets, weight=weight, checks=self._checks)
         partner_logits = check_given("partner_logits", partner_logits, logits, "the logits of same-class samples")
         divergence = self.temperature**2 * softened_divergence(logits, partner_logits, self.temperature)
         lam = where_distilled(self.lam, distilled, logits)
