@@ -299,7 +299,7 @@ def check_targets(targets: Targets, num_classes: int, ignore_index: int, checks:
 
 
 def check_probabilities(name: str, probs: Tensor, checks: ValueChecks) -> None:
-    """Raise where a row (K) of (B, K, ...) holds a negative number or does not sum to 1, as far as its type can tell."""
+    """Raise where a row (K) of (B, K, ...) has a negative number or does not sum to 1, as far as its type can tell."""
     tolerance = max(1e-3, torch.finfo(probs.dtype).eps)
     sums = probs.detach().sum(1, dtype=accumulation_dtype(probs.dtype))
     fits = ((sums - 1).abs() <= tolerance) & (probs.detach().amin(1) >= -tolerance)
