@@ -200,6 +200,7 @@ def masked_case(label_kind: str, past_kind: str) -> tuple[Tensor, Any, Past | No
     masked[4:] = False
     if label_kind == "probabilities":
         targets = targets.masked_fill(masked, 0)
+        targets = targets / targets.sum(1, keepdim=True)
     else:
         for labels in (targets,) if isinstance(targets, Tensor) else targets[:2]:
             labels.view(-1)[0] = IGNORED
@@ -447,6 +448,15 @@ def test_compiles_with_inductor() -> None:
     torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (compiled, plain)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_probabilities_may_be_rounded(dtype: torch.dtype) -> None:
+    """By their own type, and no further."""
+    probs = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0)).softmax(1).to(dtype)
+    soft_cross_entropy(torch.zeros(64, 1000), probs)
+    with pytest.raises(PskdError, match="64 of 64 rows"):
+        soft_cross_entropy(torch.zeros(64, 1000), probs * 0.97)
+
+
 LOGITS, CLASSES = torch.zeros(3, K), torch.tensor([0, 1, 2])
 TOO_LARGE = "targets: 1 class indices lie outside 0..4 (smallest 3, largest 5)"
 
@@ -461,6 +471,12 @@ TOO_LARGE = "targets: 1 class indices lie outside 0..4 (smallest 3, largest 5)"
         ({"alpha": torch.zeros(4)}, "alpha has shape (4,)"),
         ({"targets": CLASSES + 3}, TOO_LARGE),
         ({"targets": (CLASSES, CLASSES - 2, 0.5)}, "targets[1]: 2 class indices lie outside 0..4"),
+        ({"targets": F.one_hot(CLASSES, K) + F.one_hot(CLASSES + 1, K).float()}, "targets: 3 of 3 rows are no class"),
+        ({"targets": LOGITS}, "(sums 0 to 0): divide each by its sum; several true classes at once need a binary loss"),
+        ({"targets": LOGITS.double() + 0.19}, "(sums 0.95 to 0.95)"),
+        ({"targets": (LOGITS.double() + 0.2).log_softmax(1)}, "none negative and 1 in sum"),
+        ({"targets": torch.tensor([[1.5, -0.5, 0, 0, 0]] * 3)}, "targets: 3 of 3 rows are no class probabilities"),
+        ({"targets": LOGITS * torch.nan}, "(sums nan to nan)"),
         ({"targets": (CLASSES, CLASSES, 1.5)}, "targets[2] (lam) must lie in [0, 1], got 1.5"),
         ({"targets": (CLASSES, LOGITS, 0.5)}, "targets[1] must be class indices"),
         ({"targets": (CLASSES, CLASSES)}, "targets: a mixed pair is (a, b, lam)"),

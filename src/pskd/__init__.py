@@ -19,6 +19,7 @@ _HOME = {
     "PredictionBank": "pskd.memory",
     "Snapshot": "pskd.memory",
     "Indexed": "pskd.indexed",
+    "EpochSampler": "pskd.sampler",
     "LinearHead": "pskd.linear_head",
     "soft_cross_entropy": "pskd.targets",
     "register_data": "pskd.registry",
@@ -33,6 +34,7 @@ __all__ = [
     "CSKD",
     "PSKD",
     "TFKD",
+    "EpochSampler",
     "Hard",
     "Indexed",
     "LabelSmoothing",
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from pskd.memory import Memory, PredictionBank, Snapshot
     from pskd.methods import CSKD, PSKD, TFKD, Hard, LabelSmoothing, Loss, Method, SameClassPartners
     from pskd.registry import register_data, register_method, register_metric, register_model, register_task
+    from pskd.sampler import EpochSampler
     from pskd.targets import soft_cross_entropy
 
 

@@ -134,6 +134,8 @@ def _check(name: str, annotation: Any, value: Any) -> None:
     if choices and value not in choices and (isinstance(value, str) or len(kinds) == 1):
         hint = nearest(value, [str(choice) for choice in choices]) if isinstance(value, str) else ""
         raise PskdError(f"{name} is {value!r}; allowed are {', '.join(map(str, choices))}{hint}")
+    if value in choices:
+        return
     for _, metadata in kinds:
         for part in metadata:
             if isinstance(part, Range):

@@ -89,6 +89,21 @@ class SoftTarget(NamedTuple):
             coefficients = torch.cat((target.coefficients, coefficients), 1)
         return target._replace(classes=classes, coefficients=coefficients, floor=rest * trust)
 
+    def agreement(self, past: Past) -> Tensor:
+        """``<q, past>``, (B, ...): what the past gave to the labels q; 0 where they are ignored."""
+        values = past.values.to(self.share.dtype)
+        if past.classes is None:
+            if self.classes is None or self.coefficients is None:
+                return (self.dense[0].values * values).sum(1)
+            return class_sum(values.gather(1, self.classes) * self.coefficients)
+        kept, rest = _top_k_shares(values, self.num_classes)
+        above = kept - rest[:, None]
+        if self.classes is None or self.coefficients is None:
+            return class_sum(self.dense[0].values.gather(1, past.classes.long()) * above) + rest
+        same = past.classes[:, None] == self.classes[:, :, None]  # (B, m, k, ...)
+        given = (same * above[:, None]).sum(2) + rest[:, None]
+        return class_sum(given * self.coefficients)
+
     def smoothed(self, epsilon: float | Tensor) -> SoftTarget:
         """``(1 - epsilon) * q + epsilon / K``."""
         target, taken = self._reduced(_spread(epsilon, self.share))
@@ -155,7 +170,7 @@ def soft_cross_entropy(
     check_shapes(logits, targets, past, weight)
     check_fraction("alpha", alpha, logits)
     if logits.device.type == "cpu" and not torch.compiler.is_compiling():
-        check_class_indices(targets, logits.shape[1], ignore_index)
+        check_targets(targets, logits.shape[1], ignore_index)
     target = soft_target(logits, targets, past, alpha, ignore_index, weight)
     loss = position_losses(logits, target, weight)
     return reduced(loss, target.share, reduction)
@@ -278,17 +293,17 @@ def check_fraction(name: str, value: float | Tensor, logits: Tensor) -> None:
         raise PskdError(f"{name} must lie in [0, 1], got {value}")
 
 
-def check_class_indices(
-    targets: Targets, num_classes: int, ignore_index: int, checks: ValueChecks | None = None
-) -> Targets:
-    """Raise where a class index is neither in 0..num_classes-1 nor ``ignore_index``; off the CPU, give ``checks``.
+def check_targets(targets: Targets, num_classes: int, ignore_index: int, checks: ValueChecks | None = None) -> Targets:
+    """Raise where class probabilities do not sum to 1, or a class index is neither in 0..num_classes-1 nor ignored.
 
-    Returns the targets with class indices as int64, and wrong ones, which ``checks`` reports later, as ignored.
+    Off the CPU, give ``checks``. Returns the targets with class indices as int64, and wrong ones, which ``checks``
+    reports later, as ignored.
     """
     checks = checks or ValueChecks()
 
     def checked(name: str, labels: Tensor) -> Tensor:
         if labels.is_floating_point():
+            check_probabilities(name, labels, checks)
             return labels
         labels = labels.long()
         if (wrong := outside(labels, num_classes)) is None:
@@ -307,6 +322,21 @@ def check_class_indices(
     if isinstance(targets, Tensor):
         return checked(*named[0])
     return checked(*named[0]), checked(*named[1]), targets[2]
+
+
+def check_probabilities(name: str, probs: Tensor, checks: ValueChecks) -> None:
+    """Raise where a row (K) of (B, K, ...) has a negative number or does not sum to 1, as far as its type can tell."""
+    tolerance = max(1e-3, torch.finfo(probs.dtype).eps)
+    sums = probs.detach().sum(1, dtype=accumulation_dtype(probs.dtype))
+    fits = ((sums - 1).abs() <= tolerance) & (probs.detach().amin(1) >= -tolerance)
+    checks.require_none(
+        ~fits,
+        lambda count: (
+            f"{name}: {count} of {fits.numel()} rows are no class probabilities, none negative and 1 in sum (sums"
+            f" {float(sums.min()):.4g} to {float(sums.max()):.4g}): divide each by its sum; several true classes at"
+            " once need a binary loss per class"
+        ),
+    )
 
 
 def _named_labels(targets: Targets) -> list[tuple[str, Tensor]]:

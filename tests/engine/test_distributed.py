@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pskd.methods.hard import Hard
+from pskd.plan import epoch_plan
 from pskd.runs import checkpoint
 from pskd.runs.checkpoint import Checkpoints
 from pskd.runs.group import Group
-from pskd.runs.plan import epoch_plan
 from pskd.tasks.classification import Classification
 
 

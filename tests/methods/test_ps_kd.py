@@ -333,6 +333,7 @@ def test_masked_classes_are_no_error(kind: str) -> None:
         ({"logits": bad_logits(math.nan)}, "logits: 2 of 4 rows are NaN or infinite in epoch 1 (counted from 0)"),
         ({"logits": bad_logits(math.inf)}, "logits: 2 of 4 rows are NaN or infinite in epoch 1 (counted from 0)"),
         ({"logits": all_masked()}, "logits: 1 of 4 rows are NaN or infinite in epoch 1 (counted from 0)"),
+        ({"targets": torch.ones(4, K)}, "targets: 4 of 4 rows are no class probabilities, none negative and 1 in sum"),
         ({"distilled": torch.ones(3)}, "distilled has shape (3,); one per sample or label is (4,)"),
     ],
 )

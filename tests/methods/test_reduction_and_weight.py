@@ -191,5 +191,7 @@ def test_wrong_use(logits: Tensor, labels: Tensor) -> None:
     with pytest.raises(PskdError, match="reduction is 'avg'; allowed are mean, sum, none"):
         Hard(reduction="avg")  # type: ignore[arg-type]
     for make, _ in METHODS:
+        with pytest.raises(PskdError, match="6 of 6 rows are no class probabilities"):
+            make()(logits, torch.ones(6, K), **GIVEN)
         with pytest.raises(PskdError, match=r"weight must have one value per class \(5,\), got \(4,\)"):
             make(weight=[1.0] * 4)(logits, labels, **GIVEN)

@@ -13,8 +13,8 @@ from helpers import metrics_of, small
 from pskd.engine import build
 from pskd.engine.loop import train
 from pskd.errors import PskdError
+from pskd.plan import epoch_plan
 from pskd.runs.group import Group
-from pskd.runs.plan import epoch_plan
 from pskd.tasks.classification import Classification
 
 METHODS = ("hard", "label_smoothing", "cs_kd", "tf_kd", "ps_kd")

@@ -28,11 +28,11 @@ from pskd.engine.state import TrainingState
 from pskd.errors import PskdError
 from pskd.memory.snapshot import unwrap_model
 from pskd.metrics.catalogue import METRICS
+from pskd.plan import Step
 from pskd.runs import sharding, weights
 from pskd.runs.files import OF_A_RUN, checksum, one_line_errors, write_atomic, write_json
 from pskd.runs.folder import RunFolder
 from pskd.runs.group import CONTINUE, SAVE, STOP, Group, lost_processes, restart_count
-from pskd.runs.plan import Step
 from pskd.runs.trust import check_model
 from pskd.tasks.base import Evaluation, Task
 

@@ -17,12 +17,12 @@ from pskd.engine.observer import Observer
 from pskd.engine.state import TrainingState
 from pskd.errors import PskdError
 from pskd.methods.base import Method
+from pskd.plan import Stretch
 from pskd.runs import checkpoint, sharding
 from pskd.runs.checkpoint import Checkpoints
 from pskd.runs.files import checksum
 from pskd.runs.folder import RunFolder
 from pskd.runs.group import Group
-from pskd.runs.plan import Stretch
 
 CHECKPOINT_SHARE = 0.01  # of the training time, at most, with save_every=auto
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pskd.runs.plan import Stretch
+from pskd.plan import Stretch
 
 
 class TrainingState:

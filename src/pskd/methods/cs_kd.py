@@ -90,7 +90,7 @@ class CSKD(Method):
     ) -> Loss:
         logits = whole_logits(output)
         weight = self.weight_at(logits)
-        losses, share = label_losses(logits, targets, weight=weight)
+        losses, share = label_losses(logits, targets, weight=weight, checks=self._checks)
         divergence = partner_divergence(logits, partner_logits, self.temperature, distilled)
         cross_entropy = reduced(losses, share, self.reduction)
         distillation = reduced(self.lam * label_weights(targets, share, weight) * divergence, share, self.reduction)

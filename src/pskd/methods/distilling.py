@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pskd.checks import ValueChecks
 from pskd.errors import PskdError
 from pskd.fused import weighted
 from pskd.methods.base import IGNORE_INDEX, distilled_mask
-from pskd.targets import Targets, check_class_indices, check_shapes, label_target, position_losses
+from pskd.targets import Targets, check_probabilities, check_shapes, check_targets, label_target, position_losses
 from pskd.tensors import accumulation_dtype
 
 
@@ -22,6 +23,7 @@ def label_losses(
     epsilon: float | Tensor = 0.0,
     weight: Tensor | None = None,
     by_label: bool = False,
+    checks: ValueChecks | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``H((1 - epsilon) * y + epsilon / K, p)`` and the share in a mean of every position, both (B, d1, ...).
 
@@ -31,10 +33,15 @@ def label_losses(
         epsilon: how much of the target is spread evenly over all classes: a number, one per sample or per position.
         weight: (K), a weight per class, which multiplies that class's term.
         by_label: the weight of a label multiplies all terms of its target instead.
+        checks: through which probabilities on an accelerator are looked at; None: they are not.
     """
     check_shapes(logits, targets, weight=weight)
-    if logits.device.type == "cpu" and not torch.compiler.is_compiling():
-        targets = check_class_indices(targets, logits.shape[1], IGNORE_INDEX)
+    if not torch.compiler.is_compiling():
+        if logits.device.type == "cpu":
+            targets = check_targets(targets, logits.shape[1], IGNORE_INDEX)
+        elif checks is not None and isinstance(targets, Tensor) and targets.is_floating_point():
+            checks.settle()
+            check_probabilities("targets", targets, checks)
     target = label_target(logits, targets, IGNORE_INDEX, weight)
     if by_label and weight is not None:
         target, weight = target.emphasised(weight), None

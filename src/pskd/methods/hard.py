@@ -30,7 +30,7 @@ class Hard(Method):
         return Loss(total, {"cross_entropy": total.detach()})
 
     def _losses(self, logits: Tensor, targets: Targets, *_: Any) -> tuple[Tensor, Tensor]:
-        return label_losses(logits, targets, weight=self.weight_at(logits))
+        return label_losses(logits, targets, weight=self.weight_at(logits), checks=self._checks)
 
 
 def hard_loss(logits: Tensor, labels: Tensor) -> Tensor:

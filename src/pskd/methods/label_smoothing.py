@@ -63,7 +63,8 @@ class LabelSmoothing(Method):
             if others < 1:
                 raise PskdError(f"others_only needs 2 classes or more, but logits are {tuple(logits.shape)}")
             epsilon *= (others + 1) / others
-        return label_losses(logits, targets, where_distilled(epsilon, distilled, logits), self.weight_at(logits))
+        taken = where_distilled(epsilon, distilled, logits)
+        return label_losses(logits, targets, taken, self.weight_at(logits), checks=self._checks)
 
 
 def label_smoothing_loss(logits: Tensor, labels: Tensor, epsilon: float = 0.1, others_only: bool = False) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pskd.checks import ValueChecks, outside
+from pskd.checks import outside
 from pskd.errors import PskdError
 from pskd.linear_head import Output, Part
 from pskd.memory.bank import PredictionBank
@@ -34,9 +34,9 @@ from pskd.targets import (
     Past,
     Reduction,
     Targets,
-    check_class_indices,
     check_past,
     check_shapes,
+    check_targets,
     position_losses,
     reduced,
     soft_target,
@@ -92,7 +92,6 @@ class PSKD(Method):
         self.needs = frozenset({memory.needs, "partner_logits"} if partners else {memory.needs})
         self._epoch: int | None = None  # the last one that began, here or in the state that was loaded
         self._alpha_t: float | None = None  # None before start_epoch
-        self._checks = ValueChecks()
 
     @classmethod
     def from_settings(
@@ -298,7 +297,7 @@ class PSKD(Method):
                     " lower the learning rate or look for a division by zero in the model"
                 ),
             )
-        return check_class_indices(targets, logits.shape[1], IGNORE_INDEX, self._checks)
+        return check_targets(targets, logits.shape[1], IGNORE_INDEX, self._checks)
 
 
 def ps_kd_loss(logits: Tensor, labels: Tensor, past: Tensor, alpha: float) -> Tensor:

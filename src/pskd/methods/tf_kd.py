@@ -113,7 +113,7 @@ class TFKD(Method):
     ) -> Loss:
         logits = whole_logits(output)
         weight = self.weight_at(logits)
-        losses, share = label_losses(logits, targets, weight=weight)
+        losses, share = label_losses(logits, targets, weight=weight, checks=self._checks)
         if self.variant == "self":
             teacher_logits = check_given("teacher_logits", teacher_logits, logits, "the teacher's for the same images")
             counts = label_weights(targets, share, weight)

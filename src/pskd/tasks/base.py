@@ -14,8 +14,8 @@ from pskd.config import Config
 from pskd.errors import PskdError
 from pskd.methods.base import Loss, Method
 from pskd.names import Registry
+from pskd.plan import Step, Stretch, epoch_plan
 from pskd.runs.group import Group
-from pskd.runs.plan import Step, Stretch, epoch_plan
 from pskd.targets import Targets
 from pskd.tasks.predictor import Predictor
 

@@ -19,8 +19,8 @@ from pskd.memory.snapshot import unwrap_model
 from pskd.methods.base import Loss, Method
 from pskd.methods.cs_kd import SameClassPartners
 from pskd.metrics import functional
+from pskd.plan import Step
 from pskd.runs.group import Group
-from pskd.runs.plan import Step
 from pskd.targets import Targets
 from pskd.tasks.base import Evaluation, Shown, Task
 from pskd.tasks.classification.predictor import ClassPredictor, load_data, score_split

@@ -18,8 +18,8 @@ from pskd.data.folder import MEAN, STD
 from pskd.errors import PskdError
 from pskd.methods.base import Loss, Method
 from pskd.models.detection import transferred
+from pskd.plan import Step
 from pskd.runs.group import Group
-from pskd.runs.plan import Step
 from pskd.tasks.base import Evaluation, Task
 from pskd.tasks.classification import ClassPredictor
 from pskd.tasks.detection.predictor import (

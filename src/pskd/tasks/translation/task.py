@@ -16,8 +16,8 @@ from pskd.data.text.tokenizer import Tokenizer
 from pskd.errors import PskdError
 from pskd.methods.base import Loss, Method
 from pskd.models.seq2seq import POSITIONS
+from pskd.plan import Step, Stretch, split_step
 from pskd.runs.group import Group
-from pskd.runs.plan import Step, Stretch, split_step
 from pskd.tasks.base import Evaluation, Task
 from pskd.tasks.translation.predictor import TranslationPredictor, load_data, seq2seq_model
 from pskd.tasks.translation.scores import Encoded, TokenBatch, translate_split

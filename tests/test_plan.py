@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from pskd.plan import Step, Stretch, epoch_plan
 from pskd.random import epoch_permutation
-from pskd.runs.plan import Step, Stretch, epoch_plan
 
 
 def plans(samples: int, batch: int, accumulate: int, hosts: int, world: int, **more: Any) -> list[list[Step]]:

@@ -43,17 +43,15 @@ def epoch_plan(
     host: int = 0,
     hosts: int = 1,
     stretches: Sequence[Stretch] = (),
+    smallest: int = 2,
 ) -> list[Step]:
     """All steps of an epoch. Every process takes the same number of steps and parts, every sample counts once.
 
-    ``rank`` of ``world`` is this process's place on its host. A lone last sample joins the batch before it: batch
-    normalisation cannot train on one. Steps of earlier ``stretches``, on another number of hosts, are behind us and
-    empty here; what they left is dealt to the hosts of today.
+    ``rank`` of ``world`` is this process's place on its host. A last batch of less than ``smallest`` samples joins the
+    one before it: batch normalisation cannot train on a lone one. Steps of earlier ``stretches``, on another number of
+    hosts, are behind us and empty here; what they left is dealt to the hosts of today.
     """
-    edges = list(range(0, num_samples, batch_size))
-    if len(edges) > 1 and num_samples - edges[-1] == 1:
-        edges.pop()
-    edges.append(num_samples)
+    edges = step_edges(num_samples, batch_size, smallest)
     left, behind = None, 0  # None: all samples, which are then never listed for all hosts
     for stretch in stretches:
         orders = [_own(num_samples, left, seed, epoch, each, stretch.hosts) for each in range(stretch.hosts)]
@@ -74,6 +72,14 @@ def epoch_plan(
         )
         steps.append(split_step(order[start:end], accumulate, rank, world, padding)._replace(total=total))
     return steps
+
+
+def step_edges(num_samples: int, batch_size: int, smallest: int = 2) -> list[int]:
+    """Where the steps of all processes together begin in the order of an epoch, and its end."""
+    edges = list(range(0, num_samples, batch_size))
+    if len(edges) > 1 and num_samples - edges[-1] < smallest:
+        edges.pop()
+    return [*edges, num_samples]
 
 
 def split_step(
