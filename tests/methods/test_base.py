@@ -44,7 +44,7 @@ def test_the_settings_of_each_method_in_order() -> None:
             "released": (bool, False),
         },
         PSKD: {
-            "alpha": (Share, 0.8),
+            "alpha": (Share | Literal["auto"], 0.8),
             "schedule": (Literal["linear", "step", "exponential", "cosine", "constant"], "linear"),
             "memory": (Literal["bank", "snapshot"], "bank"),
             "partners": (NotNegative, 0.0),

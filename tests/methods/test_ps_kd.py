@@ -6,7 +6,7 @@ import io
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -18,6 +18,8 @@ from pskd import PSKD, Indexed, LinearHead, Loss, PredictionBank, Snapshot
 from pskd.checks import ValueChecks
 from pskd.errors import PskdError
 from pskd.memory.base import Memory
+from pskd.methods.ps_kd import trust
+from pskd.targets import Past, label_target
 
 N, K = 12, 4
 
@@ -472,3 +474,76 @@ def test_an_index_may_be_a_list() -> None:
         losses.append(distill(hidden @ weight.T, CLASSES, index=convert([0, 1, 2, 3])))
         losses.append(started()(LinearHead(hidden, weight), CLASSES, index=convert([0, 1, 2, 3])))
     torch.testing.assert_close(torch.stack(losses), losses[0].expand(4))
+
+
+def pasts() -> list[Past]:
+    """Predictions of three positions, dense and as their top two."""
+    dense = torch.tensor([[0.7, 0.2, 0.06, 0.04], [0.1, 0.2, 0.3, 0.4], [0.25, 0.35, 0.3, 0.1]], dtype=torch.float64)
+    values, classes = dense.topk(2, 1)
+    return [Past(dense), Past(values, classes)]
+
+
+def whole(past: Past) -> Tensor:
+    """What a top-k past stands for: its rest is spread evenly over the other classes."""
+    if past.classes is None:
+        return past.values
+    rest = (1 - past.values.sum(1, keepdim=True)) / (4 - past.values.shape[1])
+    return rest.repeat(1, 4).scatter(1, past.classes, past.values)
+
+
+@pytest.mark.parametrize("past", pasts())
+@pytest.mark.parametrize("kind", ["indices", "mixed", "probabilities"])
+def test_alpha_of_its_own_is_the_square_of_what_the_past_gave_the_label(kind: str, past: Past) -> None:
+    logits = logits_of(3, 4, seed=5).double().detach().requires_grad_()
+    first, second, lam = torch.tensor([0, 3, 2]), torch.tensor([1, 1, 2]), torch.tensor([1.0, 0.3, 0.5]).double()
+    q = F.one_hot(first, 4).double()
+    targets: Any = first
+    if kind != "indices":
+        q = lam[:, None] * q + (1 - lam[:, None]) * F.one_hot(second, 4)
+        targets = (first, second, lam) if kind == "mixed" else q
+    alpha = trust(label_target(logits, targets), past)
+    expected = [(q[row] * whole(past)[row]).sum() ** 2 for row in range(3)]
+    torch.testing.assert_close(alpha, torch.stack(expected))
+
+
+@pytest.mark.parametrize("form", ["dense", "topk"])
+def test_auto_by_hand_over_epochs(form: Literal["dense", "topk"]) -> None:
+    """A slow transcription beside it: every sample's target, one after the other."""
+    distill = PSKD(epochs=3, alpha="auto", memory=PredictionBank(N, K, form=form, k=2, dtype=torch.float64))
+    labels, index = torch.arange(N) % K, torch.arange(N)
+    labels[2] = -100
+    rows: dict[int, Tensor] = {}
+    for epoch in range(3):
+        distill.start_epoch(epoch)
+        logits = logits_of(N, K, seed=epoch).double().detach().requires_grad_()
+        terms = []
+        for sample in range(N):
+            if sample == 2:
+                continue
+            y = F.one_hot(labels[sample], K).double()
+            past = rows.get(sample, y)
+            alpha = past[labels[sample]] ** 2 if sample in rows else 0.0
+            q = (1 - alpha) * y + alpha * past
+            terms.append(-(q * logits[sample].log_softmax(0)).sum())
+        expected = torch.stack(terms).mean()
+        (gradient,) = torch.autograd.grad(expected, logits, retain_graph=True)
+        loss = distill(logits, labels, index=index)
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(torch.autograd.grad(loss, logits)[0], gradient)
+        for sample, p in enumerate(logits.detach().softmax(1)):
+            values, classes = p.topk(2 if form == "topk" else K)
+            rest = (1 - values.sum()) / max(1, K - len(values))
+            rows[sample] = torch.full_like(p, float(rest)).scatter(0, classes, values)
+    assert distill.logged() == {}
+
+
+def test_auto_stays_plain_where_nothing_was_learnt() -> None:
+    """A past that gives the label 1% moves the target by less than 1%."""
+    distill = PSKD(epochs=2, alpha="auto", memory=PredictionBank(1, 100, dtype=torch.float64))
+    distill.start_epoch(0)
+    flat = torch.zeros(1, 100, dtype=torch.float64, requires_grad=True)
+    plain = distill(flat, torch.tensor([3]), index=torch.tensor([0]))
+    distill.start_epoch(1)
+    assert distill(flat, torch.tensor([3]), index=torch.tensor([0])).item() == pytest.approx(plain.item(), rel=1e-4)
+    with pytest.raises(PskdError, match="alpha is 'automatic'; allowed are auto"):
+        PSKD(epochs=2, alpha="automatic", memory=PredictionBank(1, 100))  # type: ignore[arg-type]

@@ -102,7 +102,7 @@ class History:
             file.truncate(HEADER + block_size(self.num_samples) * epochs)
 
     @torch.no_grad()
-    def _compare(self, logits: Tensor, labels: Targets, past: Past, alpha: float) -> None:
+    def _compare(self, logits: Tensor, labels: Targets, past: Past, alpha: float | Tensor) -> None:
         label = labels[0] if isinstance(labels, tuple) else labels
         values = _dense(past, logits.shape[1])
         # Not 1 - p: of a past that was stored in half precision nothing would be left near p = 1.
@@ -111,8 +111,9 @@ class History:
         self._compared = only_rescaled(logits, label, past, alpha), wrong
 
 
-def only_rescaled(logits: Tensor, labels: Tensor, past: Past, alpha: float) -> Tensor:
+def only_rescaled(logits: Tensor, labels: Tensor, past: Past, alpha: float | Tensor) -> Tensor:
     """True (B) where ``alpha <= p_(t,i) / p_(t-1,i)`` for every class i but the label's (the theory's condition)."""
+    alpha = alpha[:, None] if isinstance(alpha, Tensor) else alpha
     surplus = torch.softmax(logits.float(), 1) - alpha * _dense(past, logits.shape[1])
     met = surplus.scatter_(1, labels[:, None], 0.0).amin(1) >= 0
     return met if past.known is None else met & past.known

@@ -88,7 +88,7 @@ class Method(ABC):
     reduction: Reduction = "mean"
     weight: Tensor | None = None
     # Is shown logits, targets, past predictions and alpha of every batch that has a past.
-    watch: Callable[[Tensor, Targets, Past, float], None] | None = None
+    watch: Callable[[Tensor, Targets, Past, float | Tensor], None] | None = None
     strict: bool = True  # whether logits that are not finite raise; if not, the loss is NaN and no row is written
 
     def __init__(self, *, reduction: Reduction = "mean", weight: ClassWeight = None) -> None:

@@ -33,13 +33,14 @@ from pskd.settings import Count, NotNegative, Place, Positive, Range, Share, che
 from pskd.targets import (
     Past,
     Reduction,
+    SoftTarget,
     Targets,
     check_past,
     check_shapes,
     check_targets,
+    label_target,
     position_losses,
     reduced,
-    soft_target,
 )
 from pskd.tensors import accumulation_dtype
 
@@ -53,6 +54,8 @@ class PSKD(Method):
     Args:
         epochs: T, the length of the training. alpha reaches its final value in the last epoch.
         alpha: alpha_T, the one hyperparameter. The paper: 0.8 on CIFAR-100, 0.3 on ImageNet, 0.7 on translation.
+            "auto", ours: no calendar; each sample has an alpha of its own, ``P_(t-1)(y)^2``, so that its past is
+            trusted as far as it has learnt its label. Short trainings stay nearly plain.
         schedule: "linear" (the paper's), "step", "exponential", "cosine", "constant", or a function of t/T.
         memory: where P_(t-1) comes from, ``PredictionBank`` (call with ``index=``) or ``Snapshot`` (with ``inputs=``).
         partners: W, ours, 0 in the paper. ``W * (1 - alpha_t)`` times the term of CS-KD at its temperature of 4 is
@@ -75,7 +78,7 @@ class PSKD(Method):
     def __init__(
         self,
         epochs: Count,
-        alpha: Share = 0.8,
+        alpha: Share | Literal["auto"] = 0.8,
         schedule: ScheduleName | Schedule = "linear",
         *,
         memory: Memory,
@@ -154,11 +157,11 @@ class PSKD(Method):
         return "a snapshot is a whole copy of the model, take method.memory=bank" if whole else None
 
     def logged(self) -> dict[str, float]:
-        return {"alpha_t": self.alpha_t}
+        return {} if self.alpha == "auto" else {"alpha_t": self.alpha_t}
 
     @property
     def alpha_t(self) -> float:
-        """alpha in the current epoch (Eq. 5; the paper counts epochs from 1)."""
+        """alpha in the current epoch (Eq. 5; the paper counts epochs from 1); "auto" has 1, the most that it can be."""
         if self._alpha_t is None:
             raise PskdError("start_epoch: call start_epoch(epoch) before the first batch of every epoch")
         return self._alpha_t
@@ -185,7 +188,7 @@ class PSKD(Method):
         if before is None:
             self.memory.clear()  # it may have served another training
         self.memory.start_epoch(epoch)
-        self._epoch, self._alpha_t = epoch, self.alpha * share
+        self._epoch, self._alpha_t = epoch, 1.0 if self.alpha == "auto" else self.alpha * share
 
     def loss(
         self,
@@ -209,7 +212,7 @@ class PSKD(Method):
             distilled: (B) or shaped like class indices; where false, the label alone counts and nothing is recorded.
         """
         self._checks.settle()
-        alpha = self.alpha_t
+        alpha_t = self.alpha_t
         if not output.requires_grad:
             raise PskdError("logits have no gradient: call the method in training only, so that no row is overwritten")
         key = index if self.memory.needs == "index" else inputs
@@ -225,7 +228,7 @@ class PSKD(Method):
         def losses(
             logits: Tensor, targets: Targets, distilled: Tensor | None, part: Part | None
         ) -> tuple[Tensor, Tensor]:
-            each, share = self._losses(logits, targets, step, part, alpha, distilled)
+            each, share, alpha = self._losses(logits, targets, step, part, alpha_t, distilled)
             if self.partners:
                 divergence = partner_divergence(logits, partner_logits, TEMPERATURE, distilled)
                 counts = label_weights(targets, share, self.weight_at(logits))
@@ -243,10 +246,10 @@ class PSKD(Method):
         targets: Targets,
         step: MemoryStep,
         part: Part | None,
-        alpha: float,
+        alpha: float | Tensor,
         distilled: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """The loss and the share in a mean of every position, (B, d1, ...); the memory is read, then written."""
+    ) -> tuple[Tensor, Tensor, float | Tensor]:
+        """The loss, the share in a mean and alpha of every position, (B, d1, ...); the memory is read, then written."""
         weight = self.weight_at(logits)
         check_shapes(logits, targets, weight=weight)
         step.check(part, logits)
@@ -254,14 +257,16 @@ class PSKD(Method):
         labels = targets if isinstance(targets, Tensor) and not targets.is_floating_point() else None
         take = self._taken(logits, labels, distilled)
         past = step.past(part, labels=labels, take=take)
+        target = label_target(logits, targets, IGNORE_INDEX, weight)
         if past is not None:
             past = _fitted(past, logits, take)
-        if self.watch is not None and past is not None:
-            self.watch(logits, targets, past, alpha)
-        target = soft_target(logits, targets, past, alpha, IGNORE_INDEX, weight)
+            alpha = trust(target, past) if self.alpha == "auto" else alpha
+            if self.watch is not None:
+                self.watch(logits, targets, past, alpha)
+            target = target.mixed_with(past, alpha)
         losses = position_losses(logits, target, weight)
         step.record(part, logits, labels=labels, take=take)
-        return losses, target.share
+        return losses, target.share, alpha
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and memory; tensors are views, so save them before the next step."""
@@ -306,6 +311,11 @@ def ps_kd_loss(logits: Tensor, labels: Tensor, past: Tensor, alpha: float) -> Te
     q = (1 - alpha) * y + alpha * past
     log_p = logits.log_softmax(1)
     return -(q * log_p).sum(1).mean()
+
+
+def trust(target: SoftTarget, past: Past) -> Tensor:
+    """alpha of "auto", (B, d1, ...): the square of what the past gave to the label."""
+    return target.agreement(past).square().clamp(max=1)
 
 
 def _fitted(past: Past, logits: Tensor, take: Tensor | None) -> Past:
