@@ -67,6 +67,8 @@ class Registry:
             self._import_for(name)
         if name in self._things:
             return self._things[name]
+        if (library := f"{name.partition(':')[0]}:") in self._things:
+            return self._things[library]
         if name in (points := self._entry_points()):
             self._things[name] = self._fitting(name, _imported(f"{self.kind}={name}", points[name].load))
             return self._things[name]
@@ -128,7 +130,7 @@ def _makes_methods(thing: Any) -> bool:
 methods = Registry("method", "pskd.methods", "pskd.methods", "a subclass of pskd.Method", _makes_methods)
 
 
-LIBRARIES = ("torchvision", "timm", "transformers")  # whose parts are named by prefix, and built by code of ours
+LIBRARIES = ("torchvision", "timm", "transformers", "hf")  # whose parts are named by prefix, and built by code of ours
 
 
 def is_code(name: str) -> bool:

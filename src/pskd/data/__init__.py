@@ -57,6 +57,8 @@ def load(
                 raise PskdError(f"data.download=true: '{name}' cannot be downloaded, name the data with data.root=...")
             raise PskdError(f"data.{option}={value}: '{name}' has no such option")
     given = {option: value for option, value in options.items() if option in taken or (anything and value is not None)}
+    if "name" in taken:
+        given["name"] = name  # which of a library's it is
     sized = "image_size" in taken
     if sized:
         given["image_size"] = image_size

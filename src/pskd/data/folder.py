@@ -55,9 +55,7 @@ def load_imagenet(root: str | Path | None = None, image_size: int | None = None,
 
 def _load(name: str, root: Path, folders: dict[str, str], image_size: int | None, as_stored: bool) -> ImageData:
     """``folders``: the folder of each split; that of ``val`` may be missing."""
-    if image_size is not None and image_size < 1:
-        raise PskdError(f"data.image_size={image_size}: give the side of the model's input in pixels")
-    view = _view(image_size or IMAGE_SIZE, as_stored)
+    view = photo_view(image_size, as_stored)
     files = {
         split: _images_by_class(root, folder)
         for split, folder in folders.items()
@@ -81,7 +79,11 @@ def _load(name: str, root: Path, folders: dict[str, str], image_size: int | None
     return ImageData(name, classes, splits["train"], splits.get("val"), splits["test"], view)
 
 
-def _view(image_size: int, as_stored: bool) -> View:
+def photo_view(image_size: int | None, as_stored: bool = False) -> View:
+    """What a model sees of photos of any size."""
+    if image_size is not None and image_size < 1:
+        raise PskdError(f"data.image_size={image_size}: give the side of the model's input in pixels")
+    image_size = image_size or IMAGE_SIZE
     # Photos are evaluated as the field does it, 224 out of 256; of small images every pixel counts.
     resize = round(image_size * 256 / 224) if image_size > 64 else None
     return View(3, (image_size, image_size), resize, MEAN, STD, as_stored)

@@ -11,14 +11,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from pskd.data.folder import photo_view
 from pskd.data.image_data import ImageData, channel_statistics
 from pskd.data.splits import Opened
-from pskd.data.view import View, centred, pixels
+from pskd.data.view import View, centred, decode, pixels
 from pskd.errors import PskdError
 from pskd.indexed import fingerprint
 
 SPLITS = ("train", "val", "test")
 LOOKED_AT = 1000  # images whose pixels give the channels' means and deviations
+FIRST_LOOK = 100  # of these, at most, that say whether all have one size, and whether there is colour
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,17 +67,26 @@ def from_datasets(name: str, found: Any, image_size: int | None = None) -> Image
     for split, own in labels.items():
         if len(classes) < 2 or int(own.max()) >= len(classes):
             raise PskdError(f"data={name}: {split} has class {int(own.max())}, but there are {len(classes)} classes")
-    first = as_image(found["train"][0][0], f"data={name}: the first training image")
-    size = (image_size, image_size) if image_size else (first.height, first.width)
-    channels = len(first.getbands())
-    seen = torch.linspace(0, len(found["train"]) - 1, min(LOOKED_AT, len(found["train"]))).long().tolist()
-    images = [centred(as_image(found["train"][place][0], f"item {place}"), size, None) for place in dict.fromkeys(seen)]
-    mean, std = channel_statistics(torch.stack([pixels(image) for image in images]))
-    view = View(channels, size, None, mean, std)
+    view = _view(name, found["train"], image_size)
     splits = {
         split: Items(dataset, torch.arange(len(labels[split])), labels[split], view) for split, dataset in found.items()
     }
     return ImageData(name, classes, splits["train"], splits.get("val"), splits["test"], view)
+
+
+def _view(name: str, train: Any, image_size: int | None) -> View:
+    """Images of one size as they are, others as photos; channels, means and deviations are those of some of them."""
+    places = list(dict.fromkeys(torch.linspace(0, len(train) - 1, min(LOOKED_AT, len(train))).long().tolist()))
+    some = places[:: -(-len(places) // FIRST_LOOK)]
+    few = [as_image(train[place][0], f"data={name}: item {place} of train") for place in some]
+    same = len({image.size for image in few}) == 1
+    photos = photo_view(image_size)
+    size = (few[0].height, few[0].width) if same and image_size is None else photos.size
+    resize = None if same else photos.resize
+    channels = max(len(image.getbands()) for image in few)
+    seen = (decode(as_image(train[place][0], f"item {place}"), channels) for place in places)
+    mean, std = channel_statistics(torch.stack([pixels(centred(image, size, resize)) for image in seen]))
+    return View(channels, size, resize, mean, std)
 
 
 def as_image(value: Any, what: str) -> Image.Image:

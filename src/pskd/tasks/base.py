@@ -53,7 +53,7 @@ class Task(ABC):
     data_sets: ClassVar[Registry | None] = None  # what data.name is one of, with that one's options as settings
     rows_by_host: ClassVar[bool] = True  # whether row i of a bank is always trained on host i % hosts, which keeps it
     needs_whole_model: ClassVar[str | None] = None  # why its model cannot be spread over processes, if it cannot
-    shows_samples: ClassVar[bool] = False  # whether `loss` has something for observers: one row of logits per sample
+    shows_samples: bool = False  # whether `loss` has something for observers: one row of logits per sample
     unit: ClassVar[str]  # what a sample is called in "1,200 img/s"
     selects_by: ClassVar[str]  # the metric of `metrics.catalogue` that chooses the best epoch on the validation split
 

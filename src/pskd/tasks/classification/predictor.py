@@ -131,7 +131,7 @@ def rebuilt_classifier(
 def load_data(config: Any) -> ImageData:
     """The data set of a configuration."""
     settings = config.data
-    known = {"name", "root", "val_fraction", "image_size", "num_classes", "per_class", "workers"}
+    known = {"name", "root", "val_fraction", "image_size", "num_classes", "per_class", "balance", "workers"}
     return data.load(
         settings.name,
         root=settings.root,

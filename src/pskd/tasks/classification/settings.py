@@ -13,13 +13,13 @@ from pskd.settings import How
 
 
 class DataConfig(base.DataConfig):
-    """`name` is digits, cifar10, cifar100, fashion_mnist, imagenet, folder or npz; `root` its folder or file.
+    """`name` is digits, cifar10, cifar100, fashion_mnist, imagenet, folder, npz, table or hf:NAME.
 
-    `val_fraction` of the training set becomes the validation split. `image_size` in pixels is that of the
-    model's input; images of one size can only be made smaller. `num_classes` and `per_class` keep the first classes and
-    so many training images of each. `as_stored` does not turn photos upright by their EXIF tag. `noise` is the share of
-    training labels that is replaced by another class, for studies; validation and test labels stay right. `workers`
-    decode files.
+    `root` is its folder or file. `val_fraction` of the training set becomes the validation split. `image_size` in
+    pixels is that of the model's input; images of one size can only be made smaller. `num_classes` and `per_class` keep
+    the first classes and so many training images of each. `as_stored` does not turn photos upright by their EXIF tag.
+    `noise` is the share of training labels that is replaced by another class, for studies; validation and test labels
+    stay right. `balance` draws training samples so that all classes come up equally often. `workers` decode files.
     """
 
     name: str = "digits"
@@ -30,6 +30,7 @@ class DataConfig(base.DataConfig):
     per_class: Count | None = None
     as_stored: bool = False
     noise: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    balance: bool = False
     workers: Annotated[int, Field(ge=0), How()] = 2
 
 

@@ -19,7 +19,8 @@ from pskd.memory.snapshot import unwrap_model
 from pskd.methods.base import Loss, Method
 from pskd.methods.cs_kd import SameClassPartners
 from pskd.metrics import functional
-from pskd.plan import Step
+from pskd.plan import Step, Stretch
+from pskd.runs.balance import balanced
 from pskd.runs.group import Group
 from pskd.targets import Targets
 from pskd.tasks.base import Evaluation, Shown, Task
@@ -56,6 +57,8 @@ class Classification(Task):
         self.num_samples = self.num_rows = len(self.data.train)
         self.fingerprint = self.data.train.fingerprint
         self.has_validation = self.data.val is not None
+        if config.data.balance:
+            self.shows_samples = False  # not each of them once in an epoch
         changes = config.augment
         self.augment = Augment(
             self.data.view, changes.crop, changes.pad, changes.flip, changes.jitter, changes.lighting, changes.clamp
@@ -94,6 +97,12 @@ class Classification(Task):
     def model(self) -> nn.Module:
         settings = self.config.model
         return models.create(settings.name, self.num_classes, self.data.view.channels, **settings.options)
+
+    def plan(self, epoch: int, group: Group, stretches: Sequence[Stretch] = ()) -> list[Step]:
+        plan = super().plan(epoch, group, stretches)
+        if not self.config.data.balance:
+            return plan
+        return balanced(plan, self.data.train.labels, self.config.train.seed, epoch)
 
     def batches(self, plan: Sequence[Step], epoch: int, device: torch.device) -> Iterator[TrainingBatch]:
         parts = [part for step in plan for part in step.parts]
