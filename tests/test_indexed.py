@@ -68,6 +68,38 @@ def test_attributes_of_the_data_set_can_be_read() -> None:
         _ = data.no_such_name
 
 
+def test_attributes_of_the_data_set_can_be_set() -> None:
+    """As if it were not wrapped; what it does not have stays outside of it."""
+    wrapped = Painted(IMAGES, LABELS)
+    data = Indexed(wrapped)
+    data.transform = repr  # type: ignore[method-assign]
+    data.note = "mine"
+    assert wrapped.transform is repr
+    assert data.note == "mine"
+    assert not hasattr(wrapped, "note")
+    data.dataset = Painted(IMAGES[:2], LABELS[:2])
+    assert (len(data), len(wrapped)) == (2, 6)
+
+
+def test_rows_of_a_hugging_face_data_set(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    columns = {"text": [f"sentence {n}" for n in range(6)], "label": LABELS.tolist()}
+    rows = datasets.Dataset.from_dict(columns)
+    data = Indexed(rows)
+    assert data[4] == {"text": "sentence 4", "label": 1, "index": 4}
+    assert data.column_names == ["text", "label"]
+    loader = DataLoader(data, batch_size=4, num_workers=2)
+    assert [batch["index"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
+    rows.save_to_disk(tmp_path / "saved")
+    same = datasets.load_from_disk(tmp_path / "saved").with_format("torch")
+    assert Indexed(same).fingerprint == Indexed(rows.map(lambda row: row)).fingerprint == data.fingerprint
+    others = [rows.select([1, 0, 2, 3, 4, 5]), rows.select(range(5)), rows.rename_column("text", "words")]
+    others.append(datasets.Dataset.from_dict({**columns, "label": [1, 1, 2, 0, 1, 2]}))
+    assert len({Indexed(each).fingerprint for each in (*others, rows)}) == 5
+    with pytest.raises(PskdError, match="a stream has no indices"):
+        Indexed(rows.to_iterable_dataset())
+
+
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))])
 def test_it_can_be_copied_and_pickled(how: Any) -> None:
     data = how(Indexed(Painted(IMAGES, LABELS)))

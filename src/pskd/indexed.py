@@ -14,16 +14,18 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, Te
 
 from pskd.errors import PskdError
 
+_TABLE_ROWS = 1000  # that are looked at together
+
 
 class Indexed(Dataset[Any]):
     """``dataset`` with the index of each sample behind it: ``(x, y)`` becomes ``(x, y, index)``.
 
-    A sample that is a mapping gets the key "index"; any other single object becomes a pair. Attributes of the data set
-    (``classes``, ``transform``) can be read through it.
+    A sample that is a mapping, such as a row of ``datasets.Dataset``, gets the key "index"; any other single object
+    becomes a pair. Attributes of the data set (``classes``, ``transform``) are read and set through it.
     """
 
     def __init__(self, dataset: Any) -> None:
-        if isinstance(dataset, IterableDataset):
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise PskdError("dataset: a stream has no indices; use memory=pskd.Snapshot(model), which needs none")
         self.dataset = dataset
 
@@ -47,6 +49,13 @@ class Indexed(Dataset[Any]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.dataset, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        forwarded = not name.startswith("_") and name != "dataset" and hasattr(self.__dict__.get("dataset"), name)
+        if forwarded:
+            setattr(self.dataset, name, value)
+        else:
+            super().__setattr__(name, value)
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of each sample's identity, in order: see ``fingerprint``."""
@@ -56,7 +65,8 @@ class Indexed(Dataset[Any]):
 def fingerprint(dataset: Any) -> str:
     """A hash over what identifies each sample, in order.
 
-    Relative path, size and label for files; bytes for tensors and arrays; text for sentences. A data set that shows
+    Relative path, size and label for files; bytes for tensors and arrays; text for sentences; for ``datasets.Dataset``
+    all columns but pictures and sounds, which would have to be read. A data set that shows
     none of these is known by its type and length only; one that has a ``fingerprint`` of its own, by that.
     """
     if isinstance(own := getattr(dataset, "fingerprint", None), str):
@@ -83,6 +93,8 @@ def _identity(dataset: Any) -> Iterator[bytes | memoryview]:
     elif files := _labelled_files(dataset):
         for path, label in files:
             yield f"{os.path.relpath(path, dataset.root)}|{os.path.getsize(path)}|{label}".encode()
+    elif hasattr(dataset, "select_columns") and hasattr(dataset, "with_format"):
+        yield from _table(dataset)
     elif isinstance(data := getattr(dataset, "data", None), torch.Tensor | np.ndarray):
         yield from _content((data, getattr(dataset, "targets", None), getattr(dataset, "labels", None)))
     else:
@@ -96,6 +108,15 @@ def _labelled_files(dataset: Any) -> list[tuple[str, Any]]:
         return []
     pairs = all(isinstance(file, tuple) and len(file) == 2 and isinstance(file[0], str) for file in files)
     return files if pairs else []
+
+
+def _table(dataset: Any) -> Iterator[bytes | memoryview]:
+    """The columns of a ``datasets.Dataset``, and the values of those that are no large files."""
+    kinds = {name: type(kind).__name__ for name, kind in dataset.features.items()}
+    yield from _content((len(dataset), kinds))
+    plain = [name for name, kind in kinds.items() if kind not in ("Image", "Audio", "Video", "Pdf", "Nifti")]
+    for rows in dataset.select_columns(plain).with_format("arrow").iter(_TABLE_ROWS) if plain else ():
+        yield from _content(rows.to_pydict())
 
 
 def _content(value: Any) -> Iterator[bytes | memoryview]:

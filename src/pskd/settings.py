@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -118,6 +118,30 @@ def check_arguments(declared: Callable[..., Any] | Mapping[str, Setting], values
     for name, annotation in annotations.items():
         if name in values:
             _check(name, annotation, values[name])
+
+
+def described(thing: Any) -> str:
+    """A thing as its constructor would be called, from its attributes of the same names, without what is None or 0."""
+    parts = []
+    for name, parameter in inspect.signature(type(thing)).parameters.items():
+        value = getattr(thing, name, getattr(thing, f"_{name}", None))
+        shown = _short(value)
+        if shown not in ("None", "False", "0", "0.0") and not (name == "reduction" and value == parameter.default):
+            parts.append(f"{name}={shown}")
+    return f"{type(thing).__name__}({', '.join(parts)})"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, partial):
+        given = [*map(repr, value.args), *(f"{name}={each!r}" for name, each in value.keywords.items())]
+        return f"{_short(value.func)}({', '.join(given)})"
+    if inspect.isfunction(value):
+        return value.__name__
+    if type(value).__module__ == "torch" and not hasattr(value, "shape"):  # a type or a device
+        return str(value)
+    if hasattr(value, "named_parameters"):  # a network, whose own text has many lines
+        return type(value).__name__
+    return f"{type(value).__name__}{tuple(value.shape)}" if hasattr(value, "shape") else repr(value)
 
 
 def nearest(name: str, allowed: Collection[str]) -> str:

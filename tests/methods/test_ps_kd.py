@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import pytest
@@ -14,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pskd import PSKD, Indexed, LinearHead, Loss, PredictionBank, Snapshot
+from pskd import PSKD, TFKD, Hard, Indexed, LinearHead, Loss, PredictionBank, Snapshot, schedules, soft_cross_entropy
 from pskd.checks import ValueChecks
 from pskd.errors import PskdError
 from pskd.memory.base import Memory
@@ -221,7 +223,8 @@ def test_a_state_from_the_end_of_an_epoch_goes_on_with_the_next() -> None:
     before(logits_of(N, K, seed=8), torch.arange(N) % K, index=torch.arange(N))
     state = before.state_dict()
     other = PSKD(epochs=4, memory=PredictionBank(N, K, dtype=torch.float64))
-    other.load_state_dict(state)
+    with pytest.warns(UserWarning, match="epochs=4, but 2 when this state was saved"):
+        other.load_state_dict(state)
     assert other.state_dict()["epoch"] == 1  # saved again before anything was done
     other.start_epoch(2)
     assert other.alpha_t == pytest.approx(0.8 * 3 / 4)
@@ -547,3 +550,98 @@ def test_auto_stays_plain_where_nothing_was_learnt() -> None:
     assert distill(flat, torch.tensor([3]), index=torch.tensor([0])).item() == pytest.approx(plain.item(), rel=1e-4)
     with pytest.raises(PskdError, match="alpha is 'automatic'; allowed are auto"):
         PSKD(epochs=2, alpha="automatic", memory=PredictionBank(1, 100))  # type: ignore[arg-type]
+
+
+def test_steps_instead_of_epochs() -> None:
+    """alpha grows with every call, to the last step and no further; a snapshot is renewed every so many."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, K)
+    distill = PSKD(steps=4, alpha=0.8, memory=Snapshot(model, refresh=2))
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    x, seen, copies, states = torch.randn(4, 3), [], [], []
+    for _ in range(6):
+        distill.start_epoch(0)  # a loop that knows nothing of steps
+        copies.append(copy.deepcopy(model))
+        past = None if len(copies) <= 2 else copies[(len(copies) - 1) // 2 * 2](x).softmax(1).detach()
+        loss = distill(model(x), CLASSES, inputs=x)
+        alpha = 0.8 * min(1, len(copies) / 4)
+        assert distill.alpha_t == pytest.approx(alpha)
+        expected = soft_cross_entropy(model(x), CLASSES, past, alpha if past is not None else 0.0)
+        torch.testing.assert_close(loss, expected)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.append(float(loss.detach()))
+        states.append(copy.deepcopy((distill.state_dict(), model.state_dict(), optimizer.state_dict())))
+    again, resumed = nn.Linear(3, K), []
+    method = PSKD(steps=4, alpha=0.8, memory=Snapshot(again, refresh=2))
+    optimizer = torch.optim.SGD(again.parameters(), 1.0)
+    for thing, state in zip((method, again, optimizer), states[2], strict=True):
+        thing.load_state_dict(state)
+    for _ in range(3):
+        loss = method(again(x), CLASSES, inputs=x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        resumed.append(float(loss.detach()))
+    assert resumed == seen[3:]
+
+
+def test_steps_with_a_bank_and_steps_of_several_calls() -> None:
+    distill = PSKD(steps=10, alpha=0.5, memory=PredictionBank(N, K, dtype=torch.float64))
+    with pytest.raises(PskdError, match="alpha_t: no step was made yet"):
+        _ = distill.alpha_t
+    logits = logits_of(4, K)
+    first = distill(logits, CLASSES, index=INDEX)
+    torch.testing.assert_close(first, F.cross_entropy(logits, CLASSES))
+    second = distill(logits, CLASSES, index=INDEX)
+    torch.testing.assert_close(second, soft_cross_entropy(logits, CLASSES, logits.detach().softmax(1), 0.1))
+    for step in (7, 7, 8):
+        distill.start_step(step)
+        distill(logits, CLASSES, index=INDEX)
+        assert distill.alpha_t == pytest.approx(0.5 * (step + 1) / 10)
+    with pytest.raises(PskdError, match=r"start_step\(2\) cannot follow step 8"):
+        distill.start_step(2)
+    with pytest.raises(PskdError, match=r"start_step\(0\): this PSKD counts epochs"):
+        started().start_step(0)
+    with pytest.raises(PskdError, match="epochs=None, steps=None: give one of the two"):
+        PSKD(memory=PredictionBank(N, K))
+    with pytest.raises(PskdError, match="epochs=2, steps=3: give one of the two"):
+        PSKD(2, steps=3, memory=PredictionBank(N, K))
+    with pytest.raises(PskdError, match="it was counted in steps, here it is epochs; give steps="):
+        started().load_state_dict(distill.state_dict())
+    following = PSKD(steps=3, memory=Snapshot(nn.Linear(3, K), ema=0.9))
+    assert torch.isfinite(following(logits, CLASSES, inputs=torch.randn(4, 3)))
+    with pytest.raises(PskdError, match=r"refresh=1: with PSKD\(steps=\.\.\.\) a snapshot is renewed every so many"):
+        PSKD(steps=3, memory=Snapshot(nn.Linear(3, K)))(logits, CLASSES, inputs=torch.randn(4, 3))
+
+
+def test_a_training_may_be_made_longer_and_says_what_alpha_does() -> None:
+    short = PSKD(4, memory=PredictionBank(N, K))
+    for epoch in range(4):
+        short.start_epoch(epoch)
+    longer = PSKD(8, memory=PredictionBank(N, K))
+    said = "epochs=8, but 4 when this state was saved: alpha_t was 0.8 in epoch 3, is 0.4 there now, and goes on to 0.8"
+    with pytest.warns(UserWarning, match=re.escape(said)):
+        longer.load_state_dict(short.state_dict())
+    longer.start_epoch(4)
+    assert longer.alpha_t == pytest.approx(0.5)
+    same = PSKD(4, memory=PredictionBank(N, K))
+    same.load_state_dict(short.state_dict())
+    old = {name: part for name, part in short.state_dict().items() if name not in ("length", "unit")}
+    longer.load_state_dict(old)
+
+
+def test_it_shows_what_it_is() -> None:
+    distill = PSKD(4, schedule=partial(schedules.step, steps=2), memory=PredictionBank(N, K), weight=[1.0] * K)
+    assert repr(distill) == (
+        "PSKD(epochs=4, alpha=0.8, schedule=step(steps=2), memory=PredictionBank(num_samples=12, num_classes=4,"
+        " form='dense', k=4, dtype=torch.float16, device=cpu, max_age=1) of 156 bytes, weight=Tensor(4,))"
+    )
+    distill.start_epoch(0)
+    assert repr(distill).endswith(" at epoch 0, alpha_t=0.4")
+    assert repr(PSKD(steps=9, memory=Snapshot(nn.Linear(3, K), 5), reduction="sum")) == (
+        "PSKD(alpha=0.8, schedule=linear, memory=Snapshot(model=Linear, refresh=5), steps=9, reduction='sum')"
+    )
+    assert repr(TFKD("reg")) == "TFKD(variant='reg', temperature=40.0, alpha=0.1, multiplier=1.0, a=0.95)"
+    assert repr(Hard()) == "Hard()"

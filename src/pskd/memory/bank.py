@@ -122,6 +122,9 @@ class PredictionBank(Memory):
     def device(self) -> torch.device:
         return self._storage.device
 
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} of {self.nbytes:,} bytes"
+
     def start_epoch(self, epoch: int) -> None:
         self._settle()
         if self._epoch is None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from pskd.linear_head import Part
+from pskd.settings import described
 from pskd.targets import Past
 
 
@@ -45,6 +46,11 @@ class Memory(ABC):
     def start_epoch(self, epoch: int) -> None:
         """A 0-based epoch begins; the one before has ended."""
 
+    def start_step(self, step: int) -> None:
+        """A 0-based step of a training without epochs begins."""
+        if step == 0:
+            self.start_epoch(0)
+
     @abstractmethod
     def recall(self, key: Any, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past | None:
         """The past predictions, the class on dimension 1; None where there are none at all yet.
@@ -71,6 +77,9 @@ class Memory(ABC):
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed training needs, as tensors, numbers and strings."""
+
+    def __repr__(self) -> str:
+        return described(self)
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None: ...

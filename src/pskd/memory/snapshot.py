@@ -33,6 +33,7 @@ class Snapshot(Memory):
         model: the model in training; wrappers of DistributedDataParallel and ``torch.compile`` are taken off. It
             returns logits, a ``LinearHead``, or an object that has either as ``.logits``.
         refresh: epochs between two copies; 1 is the paper's, 0.5 copies twice an epoch and needs ``steps_per_epoch``.
+            With ``PSKD(steps=...)`` it counts steps.
         steps_per_epoch: how often the method is called in an epoch.
         ema: d in [0, 1); with it nothing is renewed, but at every call of the method each weight of the copy becomes
             ``d * weight + (1 - d) * weight of the model``, from the very first on. In the nth call d is at most
@@ -73,6 +74,16 @@ class Snapshot(Memory):
         self._renew_if_due()
         if self.ema is not None and self._copy is not None:
             self._share_buffers(self._copy)
+
+    def start_step(self, step: int) -> None:
+        if self.ema is not None:
+            return  # it follows at every call anyway
+        if self._refresh < 2:
+            raise PskdError(
+                f"refresh={self._refresh:g}: with PSKD(steps=...) a snapshot is renewed every so many steps, 2 at"
+                " least; give refresh=1000, or as many as an epoch would have"
+            )
+        self.start_epoch(step)
 
     def recall(self, key: Any, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past | None:
         """The copy's predictions for the inputs ``key``: a tensor, a tuple of arguments or a dict of keywords."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pskd.checks import ValueChecks
 from pskd.errors import PskdError
 from pskd.linear_head import LinearHead, Output, Part, reduced_over_parts
-from pskd.settings import Setting, nearest, settings_of
+from pskd.settings import Setting, described, nearest, settings_of
 from pskd.targets import Past, Reduction, Targets, check_reduction, per_position, reduced
 from pskd.tensors import to_device
 
@@ -84,6 +84,7 @@ class Method(ABC):
     plain: ClassVar[bool] = False  # its targets are the labels as they are: the baseline of a comparison
     shares_mix: ClassVar[bool] = False  # with Cutout, CutMix or Mixup, half of a batch is distilled, the other mixed
     takes_heads: ClassVar[bool] = False  # works part by part on a LinearHead
+    python_only: ClassVar[tuple[str, ...]] = ()  # keywords of the constructor that are no settings of a configuration
     takes_weight: ClassVar[bool] = False  # obeys ``weight`` and ``reduction``
     reduction: Reduction = "mean"
     weight: Tensor | None = None
@@ -96,6 +97,9 @@ class Method(ABC):
         if not self.takes_weight and (reduction != "mean" or weight is not None):
             raise PskdError(f"{type(self).__name__} takes neither reduction nor weight: it is a mean over all classes")
         self.reduction, self.weight = reduction, _checked_weight(weight)
+
+    def __repr__(self) -> str:
+        return described(self)
 
     @cached_property
     def _checks(self) -> ValueChecks:
@@ -128,8 +132,8 @@ class Method(ABC):
         parameters = inspect.signature(cls.from_settings).parameters.values()
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return made
-        given = [field.name for field in fields(Surroundings)]
-        return settings_of(cls, leave_out=given + ["reduction", "weight"] * cls.takes_weight) | made
+        given = {field.name for field in fields(Surroundings)}.union(cls.python_only)
+        return settings_of(cls, leave_out=given.union(("reduction", "weight") if cls.takes_weight else ())) | made
 
     @classmethod
     def from_settings(cls, around: Surroundings, **settings: Any) -> Self:

@@ -14,7 +14,7 @@ from pskd.methods.base import ClassWeight, Loss, Method, Surroundings, whole_log
 from pskd.methods.distilling import check_given, label_losses, label_weights, softened_divergence, where_distilled
 from pskd.names import methods
 from pskd.random import uniform
-from pskd.settings import NotNegative, Positive, Setting, check_arguments
+from pskd.settings import NotNegative, Positive, check_arguments
 from pskd.targets import Reduction, Targets, reduced
 
 TEMPERATURE = 4.0  # the paper's
@@ -51,6 +51,7 @@ class CSKD(Method):
     name = "cs_kd"
     shares_mix = True
     takes_weight = True
+    python_only = ("lam",)  # which is `weight` there
     needs = frozenset({"partner_logits"})
 
     def __init__(
@@ -64,11 +65,6 @@ class CSKD(Method):
         super().__init__(reduction=reduction, weight=weight)
         check_arguments(CSKD.__init__, locals())
         self.temperature, self.lam = temperature, lam
-
-    @classmethod
-    def settings(cls) -> dict[str, Setting]:
-        """lambda is ``weight`` there."""
-        return {name: setting for name, setting in super().settings().items() if name != "lam"}
 
     @classmethod
     def from_settings(cls, around: Surroundings, *, weight: NotNegative = 1.0, **settings: Any) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -27,8 +28,9 @@ from pskd.methods.base import (
 )
 from pskd.methods.cs_kd import TEMPERATURE, partner_divergence
 from pskd.methods.distilling import label_weights
+from pskd.methods.ramp import Ramp
 from pskd.names import methods
-from pskd.schedules import SCHEDULES, Schedule, ScheduleName
+from pskd.schedules import SCHEDULES, Schedule, ScheduleName, constant
 from pskd.settings import Count, NotNegative, Place, Positive, Range, Share, check_arguments
 from pskd.targets import (
     Past,
@@ -53,6 +55,8 @@ class PSKD(Method):
 
     Args:
         epochs: T, the length of the training. alpha reaches its final value in the last epoch.
+        steps: T in steps instead, for a stream that has no epochs: every call is a step, unless ``start_step`` says
+            which it is; after the last one alpha stays, and ``start_epoch`` does nothing.
         alpha: alpha_T, the one hyperparameter. The paper: 0.8 on CIFAR-100, 0.3 on ImageNet, 0.7 on translation.
             "auto", ours: no calendar; each sample has an alpha of its own, ``P_(t-1)(y)^2``, so that its past is
             trusted as far as it has learnt its label. Short trainings stay nearly plain.
@@ -74,26 +78,33 @@ class PSKD(Method):
     name = "ps_kd"
     shares_mix = True
     takes_heads = takes_weight = True
+    python_only = ("steps",)
 
     def __init__(
         self,
-        epochs: Count,
+        epochs: Count | None = None,
         alpha: Share | Literal["auto"] = 0.8,
         schedule: ScheduleName | Schedule = "linear",
         *,
         memory: Memory,
         partners: NotNegative = 0.0,
+        steps: Count | None = None,
         reduction: Reduction = "mean",
         weight: ClassWeight = None,
     ) -> None:
         super().__init__(reduction=reduction, weight=weight)
         check_arguments(PSKD.__init__, locals())
+        if (epochs is None) == (steps is None):
+            raise PskdError(f"epochs={epochs}, steps={steps}: give one of the two, the length of the training")
         if not isinstance(memory, Memory):
             raise PskdError(f"memory must be a pskd.PredictionBank or a pskd.Snapshot, got {type(memory).__name__}")
-        self.epochs, self.alpha, self.memory, self.partners = epochs, alpha, memory, partners
+        self.epochs, self.steps, self.alpha, self.memory, self.partners = epochs, steps, alpha, memory, partners
         self.schedule = SCHEDULES[schedule] if isinstance(schedule, str) else schedule
+        grows = (1.0, constant) if alpha == "auto" else (alpha, self.schedule)
+        self._ramp = Ramp(*grows, epochs or steps or 1, "step" if epochs is None else "epoch")
         self.needs = frozenset({memory.needs, "partner_logits"} if partners else {memory.needs})
-        self._epoch: int | None = None  # the last one that began, here or in the state that was loaded
+        self._epoch: int | None = None  # the last one (or step) that began, here or in the state that was loaded
+        self._counts_itself = steps is not None
         self._alpha_t: float | None = None  # None before start_epoch
 
     @classmethod
@@ -161,13 +172,17 @@ class PSKD(Method):
 
     @property
     def alpha_t(self) -> float:
-        """alpha in the current epoch (Eq. 5; the paper counts epochs from 1); "auto" has 1, the most that it can be."""
+        """alpha in the current epoch (Eq. 5; the paper counts epochs from 1), or step; of "auto" the most, 1."""
         if self._alpha_t is None:
+            if self.steps is not None:
+                raise PskdError("alpha_t: no step was made yet")
             raise PskdError("start_epoch: call start_epoch(epoch) before the first batch of every epoch")
         return self._alpha_t
 
     def start_epoch(self, epoch: int) -> None:
         """Begin the 0-based ``epoch``; the first one is 0, or follows the state that was loaded."""
+        if self.epochs is None:
+            return
         before = self._epoch
         if epoch >= self.epochs:
             raise PskdError(
@@ -181,14 +196,24 @@ class PSKD(Method):
             raise PskdError(
                 f"start_epoch({epoch}) cannot follow epoch {before}: go on with {before + 1}, or make a new PSKD"
             )
-        share = self.schedule((epoch + 1) / self.epochs)
-        if not 0 <= share <= 1:
-            raise PskdError(f"schedule gives {share} in epoch {epoch}; allowed is a share of alpha in [0, 1]")
+        self._begin(epoch, self.memory.start_epoch)
+
+    def start_step(self, step: int) -> None:
+        """Begin the 0-based ``step``, where not every call is one: with ``PSKD(steps=...)``, before its first batch."""
+        if self.steps is None:
+            raise PskdError(f"start_step({step}): this PSKD counts epochs; make it with steps= instead of epochs=")
+        if step < (self._epoch or 0):
+            raise PskdError(f"start_step({step}) cannot follow step {self._epoch}")
+        self._counts_itself = False
+        self._begin(step, self.memory.start_step)
+
+    def _begin(self, place: int, told: Callable[[int], None]) -> None:
+        alpha = self._ramp.at(place)
         self._checks.settle()
-        if before is None:
+        if self._epoch is None:
             self.memory.clear()  # it may have served another training
-        self.memory.start_epoch(epoch)
-        self._epoch, self._alpha_t = epoch, 1.0 if self.alpha == "auto" else self.alpha * share
+        told(place)
+        self._epoch, self._alpha_t = place, alpha
 
     def loss(
         self,
@@ -212,15 +237,15 @@ class PSKD(Method):
             distilled: (B) or shaped like class indices; where false, the label alone counts and nothing is recorded.
         """
         self._checks.settle()
-        alpha_t = self.alpha_t
         if not output.requires_grad:
             raise PskdError("logits have no gradient: call the method in training only, so that no row is overwritten")
+        alpha_t = self._alpha_of_call()
         key = index if self.memory.needs == "index" else inputs
         if key is None:
             needed, memory = self.memory.needs, type(self.memory).__name__
             raise PskdError(f"{needed} is missing: with a {memory}, call with {needed}=...")
-        # The first epoch is plain cross-entropy.
-        step = self.memory.step(key, recalls=bool(self._epoch))
+        # The first epoch is plain cross-entropy; without epochs, the memory knows what it has.
+        step = self.memory.step(key, recalls=self.steps is not None or bool(self._epoch))
         if self.partners:
             output = whole_logits(output)
         parts: dict[str, Tensor] = {}
@@ -268,18 +293,36 @@ class PSKD(Method):
         step.record(part, logits, labels=labels, take=take)
         return losses, target.share, alpha
 
+    def _alpha_of_call(self) -> float:
+        """alpha_t of this batch; where nobody counts steps, it is one."""
+        if self._counts_itself:
+            step = 0 if self._epoch is None else self._epoch + 1
+            self._begin(step, self.memory.start_step)
+        return self.alpha_t
+
     def state_dict(self) -> dict[str, Any]:
         """Epoch and memory; tensors are views, so save them before the next step."""
         self._checks.settle()
-        return {"epoch": -1 if self._epoch is None else self._epoch, "memory": self.memory.state_dict()}
+        place = -1 if self._epoch is None else self._epoch
+        return {"epoch": place, **self._ramp.state_dict(), "memory": self.memory.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue in the epoch that was saved or after it: ``start_epoch`` takes either."""
+        """Continue in the epoch that was saved or after it: ``start_epoch`` takes either.
+
+        ``epochs`` or ``steps`` may be others than then; what that makes of alpha is said in a warning.
+        """
         if not {"epoch", "memory"} <= set(state):
             raise PskdError("state: it is not that of PSKD, which has epoch and memory; use the method that was saved")
+        self._ramp.check_state(state)
         self.memory.load_state_dict(state["memory"])
         self._epoch = state["epoch"] if state["epoch"] >= 0 else None
         self._alpha_t = None
+        if self._epoch is not None:
+            self._ramp.tell_change(state, self._epoch)
+
+    def __repr__(self) -> str:
+        at = "" if self._alpha_t is None else f" at {self._ramp.unit} {self._epoch}, alpha_t={self._alpha_t:.3g}"
+        return super().__repr__() + at
 
     def _taken(self, logits: Tensor, labels: Tensor | None, distilled: Tensor | None) -> Tensor | None:
         """Where the memory is read and written, (B, d1, ...); None means everywhere."""
