@@ -21,6 +21,9 @@ _HOME = {
     "Indexed": "pskd.indexed",
     "LinearHead": "pskd.linear_head",
     "soft_cross_entropy": "pskd.targets",
+    "Run": "pskd.use.run",
+    "load": "pskd.api",
+    "train": "pskd.api",
     "register_data": "pskd.registry",
     "register_method": "pskd.registry",
     "register_metric": "pskd.registry",
@@ -41,8 +44,10 @@ __all__ = [
     "Memory",
     "Method",
     "PredictionBank",
+    "Run",
     "SameClassPartners",
     "Snapshot",
+    "load",
     "memory",
     "methods",
     "metrics",
@@ -54,16 +59,19 @@ __all__ = [
     "register_task",
     "schedules",
     "soft_cross_entropy",
+    "train",
 ]
 
 if TYPE_CHECKING:
     from pskd import memory, methods, metrics, models, schedules
+    from pskd.api import load, train
     from pskd.indexed import Indexed
     from pskd.linear_head import LinearHead
     from pskd.memory import Memory, PredictionBank, Snapshot
     from pskd.methods import CSKD, PSKD, TFKD, Hard, LabelSmoothing, Loss, Method, SameClassPartners
     from pskd.registry import register_data, register_method, register_metric, register_model, register_task
     from pskd.targets import soft_cross_entropy
+    from pskd.use.run import Run
 
 
 def __getattr__(name: str) -> Any:
