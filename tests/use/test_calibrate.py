@@ -191,3 +191,18 @@ def test_a_resumed_run_is_calibrated_as_an_undisturbed_one(tmp_path: Path) -> No
     (out / "calibration.json").unlink()
     train(None, out, resume=True)
     assert (out / "calibration.json").read_bytes() == before
+
+
+def test_an_evaluation_says_where_the_mistakes_are(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = pskd(capfd, "evaluate", str(trained), "--json")
+    assert (code, err) == (0, "")
+    found, made = json.loads(out), predictions.read(trained)
+    matrix = torch.tensor(found["confusion"])
+    assert int(matrix.sum()) == len(made.labels)
+    assert 100 * (1 - float(matrix.trace()) / len(made.labels)) == pytest.approx(found["top1_error"])
+    assert found["coverage_at_1"] <= found["coverage_at_5"] <= found["coverage_at_10"]
+    pair = found["most_confused"][0]
+    assert matrix[int(pair["label"]), int(pair["taken_for"])] == pair["count"]
+    _, out, _ = pskd(capfd, "evaluate", str(trained))
+    assert f"  {pair['label']} taken for {pair['taken_for']}: {pair['count']} of " in out
+    assert "Coverage at 1% error" in out

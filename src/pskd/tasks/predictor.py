@@ -6,12 +6,12 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
-from torch import nn
+from torch import Tensor, nn
 
 from pskd import registry
 from pskd.config import Config
@@ -48,6 +48,20 @@ class Answer(ABC):
         return {name: value if isinstance(value, str) else json.dumps(value) for name, value in self.to_dict().items()}
 
 
+class Deployed(NamedTuple):
+    """A model as it is handed to others: a module of one input, and what it has to answer.
+
+    ``inputs`` (N, ...) are samples and ``expected`` (N, K) the probabilities that the run itself gives them; ``source``
+    says where they are from. ``about`` is what a user of the file has to know.
+    """
+
+    module: nn.Module
+    inputs: Tensor
+    expected: Tensor
+    source: str
+    about: dict[str, Any]
+
+
 class Predictor(ABC):
     """A model with all that is needed to use it. ``Predictor.from_run`` opens one of whatever task.
 
@@ -61,6 +75,7 @@ class Predictor(ABC):
     calibration_class: ClassVar[type[Calibration] | None] = None  # what ``calibrate`` finds; None: nothing
     validation_hint: ClassVar[str] = "name data that has one"  # how a run gets a validation split
     options: ClassVar[frozenset[str]] = frozenset()  # of ``predict``
+    export_hint: ClassVar[str] = "take --format hub"  # where a model cannot be exported to a file
 
     def __init__(self, run: Path, about: Any, model: nn.Module, device: torch.device) -> None:
         self.run, self.about, self.device = run, about, device
@@ -144,6 +159,13 @@ class Predictor(ABC):
             **about: further fields of ``calibration_class``.
         """
         raise PskdError(f"a run of {self.about.task} cannot be calibrated: this task has nothing to calibrate")
+
+    def deployed(self, config: Config | None, *, calibrated: bool = False, preprocessing: bool = False) -> Deployed:
+        """The model for other programs, its temperature and the preprocessing of its input inside if that is asked for.
+
+        It is tried on test samples of the configuration's data, or on noise where there are none.
+        """
+        raise PskdError(f"a run of {self.about.task} cannot be exported to this format; {self.export_hint}")
 
     def pictures(self, config: Config, which: Sequence[int], fingerprint: str) -> list[np.ndarray] | None:
         """Test samples as images, (H, W, C) uint8; None where the data has another fingerprint, or no pictures."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pskd import data, models, registry
+from pskd import __version__, data, models, registry
 from pskd.calibration import prediction_sets
 from pskd.config import Config
 from pskd.data import ImageData, InMemory, Split, View
@@ -19,11 +19,16 @@ from pskd.data.items import source_of
 from pskd.data.opening import BATCH, OpenedImages, opened_batches
 from pskd.errors import PskdError, one_line
 from pskd.metrics import functional
+from pskd.metrics.details import class_scores, confusion_matrix, coverage_at_risk_from, most_confused
 from pskd.runs.group import Group
 from pskd.runs.sharding import is_spread
 from pskd.runs.trust import plain_options
 from pskd.tasks.classification.calibration import ClassCalibration, Effect, probabilities
-from pskd.tasks.predictor import About, Answer, Predictor
+from pskd.tasks.classification.deployed import DeployedClassifier
+from pskd.tasks.predictor import About, Answer, Deployed, Predictor
+
+TRIED = 16  # images on which an export is tried
+MATRIX = 200  # classes up to which an evaluation has the whole confusion matrix
 
 
 class AboutClassifier(About):
@@ -214,7 +219,40 @@ class ClassPredictor(Predictor):
     def evaluate(self, config: Config, split: str, group: Group) -> dict[str, Any]:
         samples = self.split(config, split)
         scored = score_split(self.model, samples, len(self.classes), config, self.device, group)
-        return functional.summarize(functional.score_samples(scored, samples.labels), config.eval.ece_bins)
+        scores = functional.score_samples(scored, samples.labels)
+        metrics = functional.summarize(scores, config.eval.ece_bins)
+        return {**metrics, **detailed(scores, scored.argmax(1), samples.labels, self.classes)}
+
+    def deployed(self, config: Config | None, *, calibrated: bool = False, preprocessing: bool = False) -> Deployed:
+        if calibrated and self.calibration is None:
+            raise PskdError(f"{self.run} is not calibrated: pskd calibrate {self.run} does it")
+        temperature = self.calibration.temperature if calibrated else 1.0
+        pixels, source = self._tried_on(config)
+        inputs = self.view.normalize(pixels)
+        with torch.no_grad():
+            expected = torch.softmax(self.model(inputs.to(self.device)).float() / temperature, 1).cpu()
+        about = {
+            "classes": list(self.classes),
+            "view": self.about.view,
+            "temperature": temperature,
+            "input": "uint8 pixels (N, H, W, C)" if preprocessing else "normalised float32 (N, C, H, W)",
+            "output": "probabilities (N, classes)",
+            "pskd": __version__,
+        }
+        module = DeployedClassifier(self.model, temperature, self.view if preprocessing else None)
+        return Deployed(module, pixels.permute(0, 2, 3, 1) if preprocessing else inputs, expected, source, about)
+
+    def _tried_on(self, config: Config | None) -> tuple[Tensor, str]:
+        """Some pixels (N, C, H, W) uint8 and a word on them: the first test images, or noise where there are none."""
+        try:
+            if config is None:
+                raise PskdError("no config.yaml")
+            samples = self.split(config, "test")
+            which = torch.linspace(0, len(samples) - 1, min(TRIED, len(samples))).long().tolist()
+            return torch.stack([samples.pixels(index) for index in which]), f"{len(which)} test images"
+        except PskdError as error:
+            noise = torch.randint(0, 256, (TRIED, self.view.channels, *self.view.size), generator=torch.Generator())
+            return noise.to(torch.uint8), f"{TRIED} images of noise, as its data is not here ({error})"
 
     def pictures(self, config: Config, which: Sequence[int], fingerprint: str) -> list[np.ndarray] | None:
         samples = self.split(config, "test")
@@ -241,6 +279,28 @@ class ClassPredictor(Predictor):
                 f" {tuple(samples.images.shape[1:])}"
             )
         return replace(samples, view=self.view)  # type: ignore[type-var]
+
+
+def detailed(
+    scores: functional.SampleScores, guesses: Tensor, labels: Tensor, classes: Sequence[str]
+) -> dict[str, Any]:
+    """What an evaluation says beyond a training's: coverage at error rates, metrics by class, the confusions."""
+    found: dict[str, Any] = {
+        f"coverage_at_{percent}": 100 * coverage_at_risk_from(scores.confidence, scores.correct, percent / 100)
+        for percent in (1, 5, 10)
+    }
+    matrix = confusion_matrix(guesses, labels, len(classes))
+    columns = class_scores(matrix)
+    numbers = zip(*(column.tolist() for column in columns), strict=True)
+    found["per_class"] = {
+        name: {key: value for key, value in zip(columns._fields, row, strict=True) if value == value}
+        for name, row in zip(classes, numbers, strict=True)
+    }
+    found["most_confused"] = [
+        {**pair._asdict(), "label": classes[pair.label], "taken_for": classes[pair.taken_for]}
+        for pair in most_confused(matrix)
+    ]
+    return {**found, "confusion": matrix.tolist()} if len(classes) <= MATRIX else found
 
 
 def rebuilt_classifier(

@@ -67,6 +67,9 @@ class DetectionPredictor(Predictor):
     about_class = AboutDetector
     calibration_class = DetectionCalibration
     validation_hint = "train with one: pskd train ... data.val=..., or data.val_images=100 for digits"
+    export_hint = (
+        "torch.export cannot follow a Faster R-CNN, whose number of proposals depends on the image: take --format hub"
+    )
     options = frozenset({"min_score", "draw", "max_risk"})
 
     @classmethod

@@ -58,6 +58,7 @@ class TranslationPredictor(Predictor):
     """A translator with its vocabulary."""
 
     about_class = AboutTranslator
+    export_hint = "a search for a translation is no single function: take --format hub, which transformers loads"
     options = frozenset({"texts"})
     model: Seq2Seq
 
