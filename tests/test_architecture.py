@@ -26,6 +26,7 @@ LAYERS = (
     ("study",),
     ("analysis",),
     ("report",),
+    ("api",),
     ("cli",),
     ("__main__", "__init__"),
 )

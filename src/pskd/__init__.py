@@ -22,6 +22,9 @@ _HOME = {
     "EpochSampler": "pskd.sampler",
     "LinearHead": "pskd.linear_head",
     "soft_cross_entropy": "pskd.targets",
+    "Run": "pskd.use.run",
+    "load": "pskd.api",
+    "train": "pskd.api",
     "register_data": "pskd.registry",
     "register_method": "pskd.registry",
     "register_metric": "pskd.registry",
@@ -43,8 +46,10 @@ __all__ = [
     "Memory",
     "Method",
     "PredictionBank",
+    "Run",
     "SameClassPartners",
     "Snapshot",
+    "load",
     "memory",
     "methods",
     "metrics",
@@ -56,10 +61,12 @@ __all__ = [
     "register_task",
     "schedules",
     "soft_cross_entropy",
+    "train",
 ]
 
 if TYPE_CHECKING:
     from pskd import memory, methods, metrics, models, schedules
+    from pskd.api import load, train
     from pskd.indexed import Indexed
     from pskd.linear_head import LinearHead
     from pskd.memory import Memory, PredictionBank, Snapshot
@@ -67,6 +74,7 @@ if TYPE_CHECKING:
     from pskd.registry import register_data, register_method, register_metric, register_model, register_task
     from pskd.sampler import EpochSampler
     from pskd.targets import soft_cross_entropy
+    from pskd.use.run import Run
 
 
 def __getattr__(name: str) -> Any:

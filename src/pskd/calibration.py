@@ -14,7 +14,7 @@ from torch import Tensor
 from pskd.errors import PskdError
 
 _COLDEST, _HOTTEST = 1e-2, 1e2  # temperatures that are looked at
-_HALVINGS = 100  # of an interval: more than a double has bits
+_HALVINGS = 60  # of an interval: more than a double has bits
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
@@ -66,11 +66,16 @@ def conformal_threshold(
     Reference: Romano, Sesia, Candes: Classification with Valid and Adaptive Coverage, NeurIPS 2020.
     """
     _check(probs, labels)
+    scores = adaptive_scores(probs, noise).gather(1, labels[:, None])[:, 0]
+    return threshold_of_scores(scores, coverage, labels if by_class else None, probs.shape[1])
+
+
+def threshold_of_scores(scores: Tensor, coverage: float, labels: Tensor | None = None, num_classes: int = 0) -> Tensor:
+    """``conformal_threshold`` of the labels' own scores (N); with ``labels`` one for each of ``num_classes``."""
     if not 0 < coverage < 1:
         raise PskdError(f"coverage must lie in (0, 1), got {coverage}")
-    scores = _adaptive_scores(probs, noise).gather(1, labels[:, None])[:, 0]
-    if by_class:
-        return torch.stack([_quantile(scores[labels == c], coverage) for c in range(probs.shape[1])])
+    if labels is not None:
+        return torch.stack([_quantile(scores[labels == c], coverage) for c in range(num_classes)])
     needed = math.ceil(coverage / (1 - coverage) - 1e-9)
     if len(scores) < needed:
         raise PskdError(f"a coverage of {coverage:g} needs {needed} samples at least, these are {len(scores)}")
@@ -85,7 +90,7 @@ def prediction_sets(probs: Tensor, threshold: Tensor | float, noise: Tensor | No
         threshold: of ``conformal_threshold``.
         noise: (N) uniform numbers in [0, 1), if the threshold was made with such.
     """
-    inside = _adaptive_scores(probs, noise) <= torch.as_tensor(threshold, dtype=torch.float64, device=probs.device)
+    inside = adaptive_scores(probs, noise) <= torch.as_tensor(threshold, dtype=torch.float64, device=probs.device)
     return inside.scatter(1, probs.argmax(1, keepdim=True), True)
 
 
@@ -105,10 +110,16 @@ def reject_threshold(probs: Tensor, labels: Tensor, max_risk: float, delta: floa
     Reference: Geifman, El-Yaniv: Selective Classification for Deep Neural Networks, NeurIPS 2017.
     """
     _check(probs, labels)
+    sure, guess = probs.max(1)
+    return threshold_of_confidence(sure, guess != labels, max_risk, delta)
+
+
+def threshold_of_confidence(sure: Tensor, wrong: Tensor, max_risk: float, delta: float = 0.05) -> float:
+    """``reject_threshold`` of how sure a model was (N), and whether it was wrong (N)."""
     for name, value in (("max_risk", max_risk), ("delta", delta)):
         if not 0 < value < 1:
             raise PskdError(f"{name} must lie in (0, 1), got {value}")
-    count = len(labels)
+    count = len(wrong)
     steps = max(1, math.ceil(math.log2(count)))
     needed = math.ceil(math.log(delta / steps) / math.log1p(-max_risk))
     if count < needed:
@@ -116,20 +127,29 @@ def reject_threshold(probs: Tensor, labels: Tensor, max_risk: float, delta: floa
             f"an error rate below {max_risk:g} with probability {1 - delta:g} needs {needed} samples at least, even if"
             f" none is wrong; these are {count}"
         )
-    sure, guess = probs.max(1)
     order = sure.argsort(descending=True, stable=True)
-    confidence, errors = sure[order].tolist(), (guess != labels)[order].cumsum(0).tolist()
+    confidence, errors = sure[order].tolist(), wrong[order].cumsum(0).tolist()
     best, low, high = math.inf, 0, count - 1
     while low <= high:
         middle = (low + high) // 2
         last = middle
         while last + 1 < count and confidence[last + 1] == confidence[middle]:
             last += 1  # a threshold keeps all samples of one confidence, or none
-        if risk_bound(errors[last], last + 1, delta / steps) <= max_risk:
+        # The same as risk_bound(...) <= max_risk, without looking for the bound.
+        if _chance(errors[last], last + 1, max_risk) <= delta / steps:
             best, low = confidence[middle], last + 1
         else:
             high = middle - 1
     return best
+
+
+def adaptive_scores(probs: Tensor, noise: Tensor | None = None) -> Tensor:
+    """The mass of all classes that are at least as likely as each class, (N, K) in float64."""
+    ordered, order = torch.sort(probs.double(), dim=1, descending=True, stable=True)
+    mass = ordered.cumsum(1)
+    if noise is not None:
+        mass = mass - noise.double()[:, None] * ordered
+    return torch.empty_like(mass).scatter(1, order, mass)
 
 
 def risk_bound(errors: int, count: int, delta: float) -> float:
@@ -139,26 +159,23 @@ def risk_bound(errors: int, count: int, delta: float) -> float:
     """
     if errors >= count:
         return 1.0
-    k = torch.arange(errors + 1, dtype=torch.float64)
-    n = torch.tensor(float(count), dtype=torch.float64)
-    ways = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
     low, high = errors / count, 1.0
     for _ in range(_HALVINGS):
         rate = (low + high) / 2
-        if rate >= 1:
-            break
-        chance = float((ways + k * math.log(rate) + (n - k) * math.log1p(-rate)).logsumexp(0).exp()) if rate else 1.0
-        low, high = (rate, high) if chance > delta else (low, rate)
+        low, high = (rate, high) if _chance(errors, count, rate) > delta else (low, rate)
     return high
 
 
-def _adaptive_scores(probs: Tensor, noise: Tensor | None) -> Tensor:
-    """The mass of all classes that are at least as likely as each class, (N, K) in float64."""
-    ordered, order = torch.sort(probs.double(), dim=1, descending=True, stable=True)
-    mass = ordered.cumsum(1)
-    if noise is not None:
-        mass = mass - noise.double()[:, None] * ordered
-    return torch.empty_like(mass).scatter(1, order, mass)
+def _chance(errors: int, count: int, rate: float) -> float:
+    """The probability of so few errors, or fewer, among ``count`` if each sample is one with probability ``rate``."""
+    if errors >= count or rate <= 0:
+        return 1.0
+    if rate >= 1:
+        return 0.0
+    k = torch.arange(errors + 1, dtype=torch.float64)
+    n = torch.tensor(float(count), dtype=torch.float64)
+    ways = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
+    return float((ways + k * math.log(rate) + (n - k) * math.log1p(-rate)).logsumexp(0).exp())
 
 
 def _quantile(scores: Tensor, coverage: float) -> Tensor:

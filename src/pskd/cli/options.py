@@ -52,15 +52,3 @@ def out_option(text: str) -> Any:
         return Path(name)
 
     return typer.Option(parser=folder, metavar="DIR", help=text)
-
-
-def need_workbench() -> None:
-    from importlib.util import find_spec
-
-    needed = (
-        *("accelerate", "jinja2", "matplotlib", "optuna", "pycocotools", "sacrebleu", "safetensors", "sklearn"),
-        *("tokenizers", "torchvision", "transformers"),
-    )
-    missing = [name for name in needed if find_spec(name) is None]
-    if missing:
-        raise PskdError(f"this command needs {', '.join(missing)}: pip install 'pskd[workbench]'")

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from pskd.cli.options import AllowCode, Storage, StudyPath, app, need_workbench, out_option, show
+from pskd.api import need_workbench
+from pskd.cli.options import AllowCode, Storage, StudyPath, app, out_option, show
 
 study_app = typer.Typer(
     help="Many runs as one: methods x models x seeds, on one machine or many.", no_args_is_help=True

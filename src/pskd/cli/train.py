@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from pskd.cli.options import AllowCode, Storage, app, need_workbench, out_option, show
+from pskd.api import default_folder, need_workbench
+from pskd.api import settings as chosen
+from pskd.cli.options import AllowCode, Storage, app, out_option, show
 from pskd.errors import PskdError
 
 
@@ -34,31 +36,21 @@ def train(
     allow_code: AllowCode = False,
 ) -> None:
     """Train a model and evaluate it."""
-    from pskd.config import describe, differences, resolve
-    from pskd.recipes import read_recipe
+    from pskd.config import describe, differences
 
     if settings:
         show("\n".join(describe()))
         return
 
-    words = words or []
-    overrides = [word for word in words if "=" in word]
-    names = [word for word in words if "=" not in word]
-    if len(names) > 1:
-        raise PskdError(f"{names[1]!r} is a second recipe: give one, and settings as key=value")
     if resume and out is None:
         raise PskdError("--resume needs --out: the folder of the run to go on with")
-    config = None
-    if names or not resume:
-        if not names:
-            raise PskdError("which recipe? for example: pskd train digits (pskd recipes ls lists them)")
-        own_file = names[0].endswith((".yaml", ".yml"))
-        recipe, name = read_recipe(names[0]), Path(names[0]).stem if own_file else names[0]
-        config = resolve(recipe, overrides, name=name)
+    config, overrides = chosen(words or [], resume=resume)
+    if config is not None:
         if config.scale == "laptop":
-            full = resolve(recipe, [*overrides, "scale=full"], name=name)
+            full, _ = chosen([*(words or []), "scale=full"])
+            assert full is not None
             show("\n  ".join(["scale=laptop changes", *differences(full, config)]))
-        out = out or Path("runs") / f"{config.recipe}-{config.method.name}-{config.train.seed}".replace("/", "-")
+        out = out or default_folder(config)
     assert out is not None
     need_workbench()
     from pskd.engine.loop import Interrupted

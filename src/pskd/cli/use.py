@@ -1,14 +1,15 @@
-"""`pskd evaluate`, `pskd predict`, `pskd ensemble` and `pskd report`: finished runs put to work."""
+"""`pskd evaluate`, `pskd calibrate`, `pskd ensemble` and `pskd report`: finished runs put to work."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from pskd.cli.options import AllowCode, Best, Json, RunPath, app, need_workbench, show
+from pskd.api import need_workbench
+from pskd.cli.options import AllowCode, Best, Json, RunPath, app, show
 from pskd.errors import PskdError
 
 
@@ -31,48 +32,31 @@ def evaluate(
 
 
 @app.command(
-    epilog="Examples:\n\n"
-    "  pskd predict runs/mine photo.jpg scans/*.png --json\n\n"
-    '  pskd predict runs/translation-numbers-ps_kd-0 --text "siebzehntausendvier"\n\n'
-    "  pskd predict runs/mine german.txt > english.txt"
+    epilog="Examples:\n\n  pskd calibrate runs/mine\n\n  pskd calibrate runs/mine --root new/images --by-class"
 )
-def predict(
+def calibrate(
     run: RunPath,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="FILE...",
-            help="Images of any size and mode; or texts, translated line by line (- or nothing: what is piped in).",
-        ),
+    root: Annotated[
+        str | None, typer.Option(help="Data that the run was not trained on.  [default: its validation split]")
     ] = None,
-    top: Annotated[int | None, typer.Option(min=1, help="Classifiers: how many classes to show.  [default: 5]")] = None,
-    min_score: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Detectors: the least score to show.  [default: 0.5]")
-    ] = None,
-    draw: Annotated[
-        Path | None, typer.Option(help="Detectors: the folder for drawings of the boxes.  [default: RUN/drawn]")
-    ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option(help="Translators: a sentence to translate; may be given several times.")
-    ] = None,
+    split: Annotated[str, typer.Option(help="Of the data named by --root: val or test.")] = "val",
+    by_class: Annotated[
+        bool, typer.Option("--by-class", help="Classifiers: sets whose coverage holds for every class by itself.")
+    ] = False,
+    delta: Annotated[float, typer.Option(help="The probability that --max-risk of predict is not kept.")] = 0.05,
     best: Best = False,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Classify images, find the objects on them (as JSON, and drawn into PNG files), or translate text."""
+    """Find out how sure a finished run's model may be, and keep it beside its weights for `pskd predict`."""
     need_workbench()
-    from pskd.use import predict as answers
+    from pskd.use import calibrate as calibrate_run
 
-    broken = 0
-    options = {"top": top, "min_score": min_score, "draw": draw, "texts": text or None}
-    for item in answers(run, inputs or [], best=best, allow_code=allow_code, **options):
-        if not isinstance(item, PskdError):
-            show(json.dumps(item.to_dict()) if as_json else item.text())
-        else:
-            broken += 1
-            show(json.dumps({"error": str(item)}) if as_json else f"pskd: {item}", error=not as_json)
-    if broken:
-        raise typer.Exit(2)
+    if not 0 < delta < 1:
+        raise PskdError(f"--delta must lie in (0, 1), got {delta:g}")
+    options: dict[str, Any] = {"delta": delta, **({"by_class": True} if by_class else {})}
+    found = calibrate_run(run, root, split=split, best=best, allow_code=allow_code, **options)
+    show(json.dumps(found.to_dict()) if as_json else "\n".join(found.lines()))
 
 
 @app.command(epilog="Example:\n\n  pskd ensemble runs/digits-ps_kd-0 runs/digits-ps_kd-1 runs/digits-ps_kd-2")

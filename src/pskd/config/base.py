@@ -112,6 +112,7 @@ class TrainConfig(Section):
     does: stop the run, or skip the step (each step then waits for the device). `save_every` is a number of epochs,
     minutes or steps between checkpoints; `auto` is 2 minutes, or more where they would take over 1% of the time.
     `shard` spreads weights, gradients and optimizer state over the processes (FSDP) instead of copying them to each.
+    `calibrate` does in the end what `pskd calibrate` does, on the validation split.
     `history` records the probabilities of every training sample in every epoch, 7 bytes each, of up to 5 million.
     """
 
@@ -131,6 +132,7 @@ class TrainConfig(Section):
     save_every: Annotated[str, How()] = "auto"
     keep_last: Annotated[Count, How()] = 2
     history: bool = True
+    calibrate: Annotated[bool, How()] = False
     trackers: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], How()] = ()
 
     @field_validator("save_every", mode="before")

@@ -94,7 +94,7 @@ def _images_by_class(root: Path, split: str) -> dict[str, list[str]]:
     folder = root / split
     if not folder.is_dir():
         raise PskdError(f"there is no folder '{folder}': data.root=... must name the folder that holds '{split}'")
-    suffixes = _readable_suffixes()
+    suffixes = readable_suffixes()
     by_class = {}
     try:
         names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
@@ -145,7 +145,7 @@ def _walk(folder: Path, root: Path) -> Iterator[tuple[str, list[str]]]:
         yield inside, files
 
 
-def _readable_suffixes() -> set[str]:
+def readable_suffixes() -> set[str]:
     from PIL import Image
 
     return {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}

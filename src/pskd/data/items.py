@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from pskd.data.folder import photo_view
 from pskd.data.image_data import ImageData, channel_statistics
 from pskd.data.splits import Opened
-from pskd.data.view import View, centred, decode, pixels
+from pskd.data.view import Source, View, centred, decode, pixels
 from pskd.errors import PskdError
 from pskd.indexed import fingerprint
 
@@ -107,6 +108,11 @@ def as_image(value: Any, what: str) -> Image.Image:
     elif array.dtype != np.uint8:
         raise PskdError(f"{what} is {array.dtype}: give uint8, or numbers in 0..1")
     return Image.fromarray(array.astype(np.uint8))
+
+
+def source_of(value: Any, what: str) -> Source:
+    """What a view can open: files and PIL images as they are, tensors and arrays as images."""
+    return value if isinstance(value, str | os.PathLike | Image.Image) else as_image(value, what)
 
 
 def _labels(name: str, split: str, dataset: Any) -> Tensor:

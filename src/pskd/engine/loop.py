@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from pskd.errors import PskdError
 from pskd.memory.snapshot import unwrap_model
 from pskd.metrics.catalogue import METRICS
 from pskd.plan import Step
-from pskd.runs import sharding, weights
+from pskd.runs import calibration, sharding, weights
 from pskd.runs.files import OF_A_RUN, checksum, one_line_errors, write_atomic, write_json
 from pskd.runs.folder import RunFolder
 from pskd.runs.group import CONTINUE, SAVE, STOP, Group, lost_processes, restart_count
@@ -79,10 +80,20 @@ def train(
             return run.result()
         sharding.check(config)
         task = tasks.create(config)
+        if config.train.calibrate:
+            check_calibrable(task)
         with build.accelerator(config, out) as devices, one_line_errors("writing", **OF_A_RUN), lost_processes(out):
             return Trainer(config, task, run, devices).fit(after_epoch, notes)
     finally:
         run.release()
+
+
+def check_calibrable(task: Task) -> None:
+    """Refuse now what would fail after the last epoch."""
+    if task.Predictor.calibration_class is None:
+        raise PskdError(f"train.calibrate=true: {task.config.task} has nothing to calibrate")
+    if not task.has_validation:
+        raise PskdError(f"train.calibrate=true: there is no validation split; {task.Predictor.validation_hint}")
 
 
 class Trainer:
@@ -278,6 +289,8 @@ class Trainer:
             result["val"] = validation.metrics
             predictions = predictions | {f"val_{name}": array for name, array in validation.predictions.items()}
         weights.save(self.weights, self.run.model_file, self.task.metadata(), self.group)
+        if self.config.train.calibrate:
+            self.calibrate()
         if best is not None and (best["epoch"] != self.state.epoch or self.average is not None):
             self.group.barrier()
             weights.load(self.weights, self.run.best_model_file)
@@ -293,6 +306,16 @@ class Trainer:
         self.group.barrier()
         return result
 
+    def calibrate(self) -> None:
+        """Write beside the last weights how sure they may be, before the result says that the run has finished."""
+        self.group.barrier()
+        kind, path = self.task.Predictor, self.run.model_file
+        about = kind.about_class.model_validate(weights.metadata(path))
+        using = kind(self.run.path, about, self.weights, self.device)
+        found = using.calibrate(self.config, self.group, weights=checksum(path), fitted_on="val")
+        if self.group.leader:
+            calibration.write(path, found)
+
     def result_on(self, split: str) -> Evaluation:
         """The evaluation of the weights as they are; that of the last epoch, if it was just made, is not made again."""
         return self.evaluated.get(split) or self.task.evaluate(self.weights, split, self.device, self.group)
@@ -302,7 +325,8 @@ class Trainer:
 def _signals() -> Iterator[list[int]]:
     """SIGINT and SIGTERM are noted, not obeyed at once; the loop looks at the list after every step."""
     asked: list[int] = []
-    before = {number: signal.signal(number, lambda n, _: asked.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, lambda n, _: asked.append(n)) for number in ours}
     try:
         yield asked
     finally:

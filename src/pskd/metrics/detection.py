@@ -51,6 +51,16 @@ class COCOScores(NamedTuple):
     ap75: float
 
 
+def judged(objects: Objects, detections: Detections, num_classes: int) -> tuple[Bools, Bools]:
+    """Which detections (D,) are right and which are wrong, at IoU 0.5; one of a difficult object is neither."""
+    order = np.argsort(-detections.scores, kind="stable")
+    image, label, boxes, scores = detections
+    found = _judged(objects, Detections(image[order], label[order], boxes[order], scores[order]), num_classes, 0.5)
+    right, wrong = np.empty_like(found[0]), np.empty_like(found[1])
+    right[order], wrong[order] = found
+    return right, wrong
+
+
 def voc_average_precision(
     objects: Objects, detections: Detections, num_classes: int, iou_threshold: float = 0.5
 ) -> VOCScores:

@@ -78,8 +78,9 @@ class Figure:
                 columns = max(1, min(len(labels), int(13 * width) // (max(map(len, labels)) + 5)))
                 lines = -(-len(labels) // columns)
                 canvas.legend(handles, labels, loc="lower center", ncols=columns, fontsize=8)
-            left = 0.66 if self.kind != "per_class_ap" else 1.1
-            below = 0.48 + (0.12 + 0.18 * lines if lines else 0)
+            named = self.kind in ("per_class_ap", "confusion")  # whose axes have names for numbers
+            left = 1.1 if named else 0.66
+            below = (1.0 if self.kind == "confusion" else 0.48) + (0.12 + 0.18 * lines if lines else 0)
             canvas.subplots_adjust(left / width, below / height, 1 - 0.12 / width, 1 - 0.1 / height)
             out = io.BytesIO()
             dates = {"Date": None} if form == "svg" else {"CreationDate": None} if form == "pdf" else None

@@ -11,6 +11,7 @@ import torch
 
 from pskd.metrics import functional
 from pskd.metrics.catalogue import METRICS
+from pskd.report.confusion import confusions
 from pskd.report.figure import COLOURS, INK, POINTS, Figure, Palette, slug, titled
 from pskd.report.maps import maps
 from pskd.report.training import curves, hard_examples, rescaling
@@ -29,7 +30,16 @@ def figures(collection: Collection) -> list[Figure]:
         shown, left_out = _few(rows, collection.columns)
         about = " · ".join(filter(None, (frame, left_out)))
         suffix = f"-{place + 1}" if len(collection.frames) > 1 else ""
-        for maker in (calibration, risk_coverage, reliability, curves, hard_examples, rescaling, per_class_ap):
+        for maker in (
+            calibration,
+            risk_coverage,
+            reliability,
+            confusions,
+            curves,
+            hard_examples,
+            rescaling,
+            per_class_ap,
+        ):
             found += maker(shown, about, suffix, palette)
     found += ablation(collection)
     found += maps(collection)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from pskd.config import flat
 from pskd.report.figure import Figure, slug
 from pskd.report.figures import FRAMES, figures
 from pskd.report.samples import SideBySide, side_by_side
+from pskd.report.scaled import NO_VALIDATION, after_temperature
 from pskd.report.summary import Table, by_class, compare
 from pskd.runs.files import one_line_errors, write_atomic
 from pskd.study.results import Collection, Run, collect
@@ -21,6 +23,7 @@ TITLES = {
     "calibration": "Calibration and confidence",
     "risk_coverage": "Calibration and confidence",
     "reliability": "Reliability diagrams",
+    "confusion": "Confusions",
     "curves": "Training",
     "hard_examples": "Hard examples",
     "rescaling": "Gradient rescaling",
@@ -28,7 +31,7 @@ TITLES = {
     "ablation": "Ablation",
     "map": "Where it helps, and where it does not",
 }
-DIAGRAMS = 15  # reliability diagrams that a page shows of a collection
+DIAGRAMS = 15  # pictures of a single row that a page shows of a collection
 
 
 class Part(NamedTuple):
@@ -47,7 +50,7 @@ class Part(NamedTuple):
         """The figures of the page, those of one title together, and a word on what it leaves out."""
         for title in dict.fromkeys(TITLES[figure.kind] for figure in self.figures):
             members = [figure for figure in self.figures if TITLES[figure.kind] == title]
-            most = DIAGRAMS if title == TITLES["reliability"] else len(members)
+            most = DIAGRAMS if members[0].kind in ("reliability", "confusion") else len(members)
             left_out = f"The first {most} of {len(members)}: pskd report --figures DIR saves them all."
             yield title, members[:most], left_out if len(members) > most else ""
 
@@ -84,6 +87,10 @@ def _part(place: int, collection: Collection, samples: Sequence[int]) -> Part:
         ensembles = compare(collection, ensembles=True)
         if any(ensembles.frames.values()):
             tables.append(ensembles)
+        if (calibrated := after_temperature(collection)) is not None:
+            tables.append(calibrated)
+        else:
+            tables[0] = replace(tables[0], notes=[*tables[0].notes, NO_VALIDATION])
     if collection.show.ensemble:
         tables.reverse()
     if (classes := by_class(collection)) is not None:

@@ -126,7 +126,7 @@ def compare(collection: Collection, *, ensembles: bool = False) -> Table:
             numbers = [_of_ensemble(row, metrics) for row in rows]
         else:
             numbers = [{metric: row.values(metric) for metric in metrics} for row in rows]
-        frames[frame] = _lines(rows, numbers, {metric: METRICS[metric] for metric in metrics}, paper)
+        frames[frame] = lines_of(rows, numbers, {metric: METRICS[metric] for metric in metrics}, paper)
     notes = _notes(collection, frames, ensembles)
     if paper is not None and paper.literature:
         frames = {QUOTED: _quoted(paper, metrics)} | frames
@@ -147,7 +147,7 @@ def by_class(collection: Collection) -> Table | None:
         return None
     paper = None if collection.paper is None else collection.paper.by_class
     frames = {
-        frame: _lines(rows, [{name: precision(row, name) for name in classes} for row in rows], classes, paper)
+        frame: lines_of(rows, [{name: precision(row, name) for name in classes} for row in rows], classes, paper)
         for frame, rows in collection.frames.items()
     }
     notes = ["Average precision at IoU 0.5; the best of a group is bold."]
@@ -160,7 +160,7 @@ def _classes(metrics: Mapping[str, Any]) -> Mapping[str, float]:
     return found
 
 
-def _lines(
+def lines_of(
     rows: Sequence[Row],
     numbers: Sequence[Mapping[str, Sequence[float]]],
     metrics: Mapping[str, Metric],

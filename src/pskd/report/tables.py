@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pskd.errors import one_line
 from pskd.metrics.catalogue import METRICS, metrics_of, paper_columns
+
+MOST, WORST = 20, 10  # classes that are all shown, and how many are of more
+CLASS_SCORES = ("recall", "precision", "f1")
 
 
 def result_lines(result: Mapping[str, Any]) -> list[str]:
@@ -21,7 +25,31 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
         lines += ["", f"{'AP at IoU 0.5':<{width}}    area  11-point"]
         other = result["ap_per_class_11point"]
         lines += [f"{name:<{width}}  {value:>7.4f}   {other[name]:>7.4f}" for name, value in by_class.items()]
-    return lines
+    return [*lines, *_class_lines(result)]
+
+
+def _class_lines(result: Mapping[str, Any]) -> list[str]:
+    """A classifier's recall, precision and F1 of each class, of many the worst, and the most confused pairs."""
+    by_class = {one_line(name): scores for name, scores in result.get("per_class", {}).items()}
+    if not by_class:
+        return []
+    shown = (
+        sorted(by_class, key=lambda name: by_class[name].get("f1", 0.0))[:WORST] if len(by_class) > MOST else by_class
+    )
+    title = f"The worst {WORST} of {len(by_class)} classes" if len(by_class) > MOST else "Class"
+    width = max(map(len, [title, *shown]))
+    lines = ["", f"{title:<{width}}  samples   recall  precision       F1"]
+    for name in shown:
+        numbers = [f"{100 * by_class[name][key]:.1f}%" if key in by_class[name] else "-" for key in CLASS_SCORES]
+        lines.append(
+            f"{name:<{width}}  {by_class[name]['samples']:>7,}  {numbers[0]:>7}  {numbers[1]:>9}  {numbers[2]:>7}"
+        )
+    pairs = [
+        f"  {one_line(pair['label'])} taken for {one_line(pair['taken_for'])}: {pair['count']:,}"
+        f" of {by_class[one_line(pair['label'])]['samples']:,} ({pair['share']:.1%})"
+        for pair in result.get("most_confused", [])
+    ]
+    return [*lines, "", "Most confused:", *pairs] if pairs else lines
 
 
 def comparison(results: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
-from torch import nn
+from torch import Tensor, nn
 
 from pskd import registry
 from pskd.config import Config
 from pskd.errors import PskdError
-from pskd.runs import weights
+from pskd.runs import calibration, weights
+from pskd.runs.calibration import Calibration
 from pskd.runs.devices import usable_device
 from pskd.runs.folder import RunFolder
 from pskd.runs.group import Group
@@ -41,6 +43,24 @@ class Answer(ABC):
     def to_dict(self) -> dict[str, Any]:
         """For machines."""
 
+    def row(self) -> dict[str, str]:
+        """For a line of a table."""
+        return {name: value if isinstance(value, str) else json.dumps(value) for name, value in self.to_dict().items()}
+
+
+class Deployed(NamedTuple):
+    """A model as it is handed to others: a module of one input, and what it has to answer.
+
+    ``inputs`` (N, ...) are samples and ``expected`` (N, K) the probabilities that the run itself gives them; ``source``
+    says where they are from. ``about`` is what a user of the file has to know.
+    """
+
+    module: nn.Module
+    inputs: Tensor
+    expected: Tensor
+    source: str
+    about: dict[str, Any]
+
 
 class Predictor(ABC):
     """A model with all that is needed to use it. ``Predictor.from_run`` opens one of whatever task.
@@ -52,15 +72,25 @@ class Predictor(ABC):
     """
 
     about_class: ClassVar[type[About]] = About
+    calibration_class: ClassVar[type[Calibration] | None] = None  # what ``calibrate`` finds; None: nothing
+    validation_hint: ClassVar[str] = "name data that has one"  # how a run gets a validation split
     options: ClassVar[frozenset[str]] = frozenset()  # of ``predict``
+    export_hint: ClassVar[str] = "take --format hub"  # where a model cannot be exported to a file
 
     def __init__(self, run: Path, about: Any, model: nn.Module, device: torch.device) -> None:
         self.run, self.about, self.device = run, about, device
         self.model = model.to(device).eval()
+        self.calibration: Any = None  # of ``calibration_class``, once the run is calibrated
 
     @staticmethod
     def from_run(
-        run: Path, *, task: str | None = None, best: bool = False, device: str | None = None, allow_code: bool = False
+        run: Path,
+        *,
+        task: str | None = None,
+        best: bool = False,
+        device: str | None = None,
+        allow_code: bool = False,
+        calibrated: bool = True,
     ) -> Predictor:
         """Open a finished run.
 
@@ -70,6 +100,7 @@ class Predictor(ABC):
             best: the weights of the best epoch by the validation split instead of the last one's.
             device: by default that of the run if it is here, else the CPU.
             allow_code: import code that the folder names; a folder may come from a stranger.
+            calibrated: read its calibration, if it has one.
         """
         path = weights.path_of(run, best=best)
         raw = weights.metadata(path)
@@ -90,6 +121,8 @@ class Predictor(ABC):
         folder = RunFolder(run)
         wanted = device or (folder.config().train.device if folder.config_file.is_file() else "auto")
         predictor: Predictor = kind(run, about, model, usable_device(wanted))
+        if calibrated and kind.calibration_class is not None:
+            predictor.calibration = calibration.read(path, kind.calibration_class)
         return predictor
 
     @classmethod
@@ -99,7 +132,40 @@ class Predictor(ABC):
 
     @abstractmethod
     def predict(self, inputs: Sequence[str], **options: Any) -> Iterator[Answer | PskdError]:
-        """What the model makes of each input; one that cannot be read yields its error instead."""
+        """What the model makes of each input of a command; one that cannot be read yields its error instead."""
+
+    def answers(self, inputs: Sequence[Any], **options: Any) -> Iterator[Answer | PskdError]:
+        """What the model makes of each input of a program: images, arrays or texts as well as files."""
+        return self.predict(inputs, **options)
+
+    def __call__(self, inputs: Any, **options: Any) -> Any:
+        """The answer to one input, or those to a list, a tuple or an array of images (N, H, W, C)."""
+        several = isinstance(inputs, list | tuple) or getattr(inputs, "ndim", 0) == 4
+        found = []
+        for answer in self.answers(list(inputs) if several else [inputs], **options):
+            if isinstance(answer, PskdError):
+                raise answer
+            found.append(answer)
+        return found if several else found[0]
+
+    def calibrate(
+        self, config: Config, group: Group, *, split: str = "val", fingerprint: str | None = None, **about: Any
+    ) -> Calibration:
+        """Find out how sure the model may be.
+
+        Args:
+            split: of the configuration's data, "val" or "test"; no sample of it may have been trained on.
+            fingerprint: what the split has to have, if that is known.
+            **about: further fields of ``calibration_class``.
+        """
+        raise PskdError(f"a run of {self.about.task} cannot be calibrated: this task has nothing to calibrate")
+
+    def deployed(self, config: Config | None, *, calibrated: bool = False, preprocessing: bool = False) -> Deployed:
+        """The model for other programs, its temperature and the preprocessing of its input inside if that is asked for.
+
+        It is tried on test samples of the configuration's data, or on noise where there are none.
+        """
+        raise PskdError(f"a run of {self.about.task} cannot be exported to this format; {self.export_hint}")
 
     def pictures(self, config: Config, which: Sequence[int], fingerprint: str) -> list[np.ndarray] | None:
         """Test samples as images, (H, W, C) uint8; None where the data has another fingerprint, or no pictures."""

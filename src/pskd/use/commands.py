@@ -6,7 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pskd.config import Config
 from pskd.errors import PskdError
+from pskd.runs import calibration, predictions, weights
+from pskd.runs.calibration import Calibration
+from pskd.runs.files import checksum
 from pskd.runs.folder import RunFolder
 from pskd.runs.group import Group
 from pskd.tasks.predictor import Answer, Predictor
@@ -16,14 +20,53 @@ def evaluate(
     run: Path, split: str, data_root: str | None = None, *, best: bool = False, allow_code: bool = False
 ) -> dict[str, Any]:
     """Metrics of a finished run's model on its test or validation split, or on that of data elsewhere."""
-    config = RunFolder(run).config(allow_code=allow_code)
-    if data_root is not None:
-        config = config.model_copy(update={"data": config.data.model_copy(update={"root": data_root})})
+    config = _config(run, data_root, allow_code)
     if split not in ("test", "val"):
         raise PskdError(f"split {split!r} is not there; allowed are test, val")
     predictor = Predictor.from_run(run, best=best, allow_code=allow_code)
     found = predictor.evaluate(config, split, Group())
     return {**found, "ece_bins": config.eval.ece_bins, "num_classes": RunFolder(run).result().get("num_classes")}
+
+
+def calibrate(
+    run: Path,
+    data_root: str | None = None,
+    *,
+    split: str = "val",
+    best: bool = False,
+    allow_code: bool = False,
+    **options: Any,
+) -> Calibration:
+    """Find out how sure a finished run's model may be, and store it beside its weights.
+
+    Args:
+        data_root: data that the run was not trained on, instead of its own validation split.
+        split: of that data.
+        **options: fields of the task's ``calibration_class``, such as ``by_class`` and ``delta``.
+    """
+    if split not in ("val", "test"):
+        raise PskdError(f"split {split!r} is not there; allowed are val and, for data named by --root, test")
+    if split == "test" and data_root is None:
+        raise PskdError("the run's own test set is for measuring only: calibrate on val, or name data with --root")
+    predictor = Predictor.from_run(run, best=best, allow_code=allow_code, calibrated=False)
+    kind = predictor.calibration_class
+    if kind is not None and (foreign := sorted(options.keys() - kind.model_fields.keys())):
+        raise PskdError(f"--{foreign[0].replace('_', '-')} is not for a run of {predictor.about.task}")
+    known = None if data_root is not None else predictions.fingerprint(run, split)
+    path = weights.path_of(run, best=best)
+    about = {"weights": checksum(path), "fitted_on": data_root or split}
+    config = _config(run, data_root, allow_code)
+    found = predictor.calibrate(config, Group(), split=split, fingerprint=known, **about, **options)
+    calibration.write(path, found)
+    return found
+
+
+def _config(run: Path, data_root: str | None, allow_code: bool) -> Config:
+    """The run's configuration, with the data elsewhere if that is said."""
+    config = RunFolder(run).config(allow_code=allow_code)
+    if data_root is None:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"root": data_root})})
 
 
 def predict(

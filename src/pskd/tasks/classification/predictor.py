@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pskd import data, models, registry
+from pskd import __version__, data, models, registry
+from pskd.calibration import prediction_sets
 from pskd.config import Config
 from pskd.data import ImageData, InMemory, Split, View
+from pskd.data.items import source_of
+from pskd.data.opening import BATCH, OpenedImages, opened_batches
 from pskd.errors import PskdError, one_line
 from pskd.metrics import functional
+from pskd.metrics.details import class_scores, confusion_matrix, coverage_at_risk_from, most_confused
 from pskd.runs.group import Group
 from pskd.runs.sharding import is_spread
 from pskd.runs.trust import plain_options
-from pskd.tasks.predictor import About, Answer, Predictor
+from pskd.tasks.classification.calibration import ClassCalibration, Effect, probabilities
+from pskd.tasks.classification.deployed import DeployedClassifier
+from pskd.tasks.predictor import About, Answer, Deployed, Predictor
+
+TRIED = 16  # images on which an export is tried
+MATRIX = 200  # classes up to which an evaluation has the whole confusion matrix
 
 
 class AboutClassifier(About):
@@ -30,33 +39,76 @@ class AboutClassifier(About):
 
 
 class Prediction(Answer):
-    """The likeliest classes of one image, most likely first, with their probabilities."""
+    """The likeliest classes of one image, most likely first, with their probabilities.
 
-    def __init__(self, image: str, classes: list[tuple[str, float]]) -> None:
-        self.image, self.classes = image, classes
+    Args:
+        names: the set of classes that was asked for by a coverage, the likeliest first.
+        sure: whether an answer keeps the risk that was asked for.
+    """
+
+    def __init__(
+        self,
+        image: str,
+        classes: list[tuple[str, float]],
+        names: list[str] | None = None,
+        sure: bool | None = None,
+    ) -> None:
+        self.image, self.classes, self.set, self.sure = image, classes, names, sure
+
+    @property
+    def label(self) -> str:
+        """The likeliest class."""
+        return self.classes[0][0]
+
+    @property
+    def confidence(self) -> float:
+        """Its probability."""
+        return self.classes[0][1]
+
+    def __repr__(self) -> str:
+        return f"Prediction({self.image!r}: {', '.join(f'{name} {share:.1%}' for name, share in self.classes)})"
 
     def text(self) -> str:
-        lines = (f"  {share:7.2%}  {one_line(name)}" for name, share in self.classes)
-        return "\n".join([one_line(self.image), *lines])
+        lines = [one_line(self.image)]
+        if self.sure is False:
+            likeliest = ", ".join(f"{one_line(name)} {share:.0%}" for name, share in self.classes[:2])
+            lines.append(f"  not sure: {likeliest}")
+        elif self.set is None:
+            lines += [f"  {share:7.2%}  {one_line(name)}" for name, share in self.classes]
+        if self.set is not None:
+            lines.append(f"  one of: {', '.join(map(one_line, self.set))}")
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"image": self.image, "classes": self.classes}
+        found: dict[str, Any] = {"image": self.image, "classes": self.classes}
+        if self.set is not None:
+            found["set"] = self.set
+        if self.sure is not None:
+            found["sure"] = self.sure
+        return found
+
+    def row(self) -> dict[str, str]:
+        """For a line of a table."""
+        cells = {"image": self.image, "class": self.label, "probability": f"{self.confidence:.6f}"}
+        if self.set is not None:
+            cells["set"] = "|".join(self.set)
+        if self.sure is not None:
+            cells["sure"] = "yes" if self.sure else "no"
+        return cells
 
 
 class ClassPredictor(Predictor):
     """An image classifier with its classes and its view of an image."""
 
     about_class = AboutClassifier
-    options = frozenset({"top"})
+    calibration_class = ClassCalibration
+    validation_hint = "train with one, pskd train ... data.val_fraction=0.1, or put images into a folder val"
+    options = frozenset({"top", "coverage", "max_risk", "batch_size", "workers"})
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        classes: tuple[str, ...] = self.about.classes
-        return classes
-
-    @property
-    def view(self) -> View:
-        return View.from_dict(self.about.view)
+    def __init__(self, run: Path, about: AboutClassifier, model: nn.Module, device: torch.device) -> None:
+        super().__init__(run, about, model, device)
+        self.classes = about.classes
+        self.view = View.from_dict(about.view)
 
     @classmethod
     def build(cls, about: AboutClassifier, *, allow_code: bool = False) -> nn.Module:
@@ -66,26 +118,141 @@ class ClassPredictor(Predictor):
         channels = View.from_dict(about.view).channels
         return rebuilt_classifier(model, len(about.classes), channels, allow_code=allow_code)
 
-    @torch.no_grad()
-    def predict(self, inputs: Sequence[str], top: int = 5, **_: Any) -> Iterator[Prediction | PskdError]:
+    def preprocess(self, image: Any) -> Tensor:
+        """A file, PIL image, tensor (C, H, W) or array (H, W, C) as the model's input (C, H, W), on the CPU."""
+        return self.view.normalize(self.view.open(source_of(image, "the image"))[None])[0]
+
+    def predict(self, inputs: Sequence[str], **options: Any) -> Iterator[Prediction | PskdError]:
         """The ``top`` likeliest classes of each image file."""
         if not inputs:
             raise PskdError("which images? for example: pskd predict RUN photo.jpg")
-        classes, view = self.classes, self.view
-        for image in inputs:
-            try:
-                pixels = view.open(Path(image))
-            except PskdError as error:
-                yield error
-                continue
-            logits = self.model(view.normalize(pixels[None].to(self.device))).float()
-            values, which = torch.softmax(logits, 1)[0].cpu().topk(min(top, len(classes)))
-            yield Prediction(image, [(classes[c], p) for c, p in zip(which.tolist(), values.tolist(), strict=True)])
+        return self.answers(inputs, **options)
+
+    @torch.no_grad()
+    def answers(
+        self,
+        inputs: Sequence[Any],
+        top: int = 5,
+        coverage: float | None = None,
+        max_risk: float | None = None,
+        batch_size: int = BATCH,
+        workers: int | None = None,
+        **_: Any,
+    ) -> Iterator[Prediction | PskdError]:
+        """The ``top`` likeliest classes of each image, with calibrated probabilities if the run was calibrated.
+
+        Args:
+            inputs: files, PIL images, tensors (C, H, W) or arrays (H, W, C).
+            coverage: also the set of classes that holds the true one with this probability.
+            max_risk: say "not sure" where an answer would make more of the answers wrong than this share.
+            batch_size: of the images that the model sees at a time.
+            workers: processes that open images; by default some if there are many.
+        """
+        answered = self._answering(top, coverage, max_risk)
+        for opened in opened_batches(inputs, self.view, batch_size, workers):
+            found = iter(answered(opened))
+            for error in opened.errors:
+                yield next(found) if error is None else PskdError(error)
+
+    def _answering(
+        self, top: int, coverage: float | None, max_risk: float | None
+    ) -> Callable[[OpenedImages], list[Prediction]]:
+        """What makes answers of opened images, its thresholds found once."""
+        fitted = self.calibration
+        if fitted is None and (coverage is not None or max_risk is not None):
+            raise PskdError(
+                f"{self.run} is not calibrated, which --coverage and --max-risk need: pskd calibrate {self.run}"
+            )
+        sets = None if coverage is None else fitted.set_threshold(coverage)
+        least = None if max_risk is None else fitted.reject_threshold(max_risk)
+        temperature = 1.0 if fitted is None else fitted.temperature
+        top = min(top, len(self.classes))
+
+        def answered(opened: OpenedImages) -> list[Prediction]:
+            if not len(opened.pixels):
+                return []
+            logits = self.model(self.view.normalize(opened.pixels.to(self.device, non_blocking=True))).float().cpu()
+            values, which = torch.softmax(logits / temperature, 1).topk(top)
+            probs = probabilities(logits) if fitted is not None else logits
+            inside = None if sets is None else prediction_sets(probs, sets)
+            sure = None if least is None else (probs.amax(1) >= least).tolist()
+            names = [name for name, error in zip(opened.names, opened.errors, strict=True) if error is None]
+            return [
+                Prediction(
+                    name,
+                    [(self.classes[c], share) for c, share in zip(own, shares, strict=True)],
+                    None if inside is None else self._members(inside[row], logits[row]),
+                    None if sure is None else sure[row],
+                )
+                for row, (name, own, shares) in enumerate(zip(names, which.tolist(), values.tolist(), strict=True))
+            ]
+
+        return answered
+
+    def _members(self, inside: Tensor, logits: Tensor) -> list[str]:
+        """The classes of a set (K), the likeliest first."""
+        order = logits.argsort(descending=True, stable=True)
+        return [self.classes[c] for c in order[inside[order]].tolist()]
+
+    def calibrate(
+        self, config: Any, group: Group, *, split: str = "val", fingerprint: str | None = None, **about: Any
+    ) -> ClassCalibration:
+        splits = {name: self.split(config, name) for name in dict.fromkeys((split, "test"))}
+        if fingerprint not in (None, splits[split].fingerprint):
+            raise PskdError(
+                f"{self.run}: its {split} split has changed since it was trained, and may hold samples that it was"
+                " trained on: bring the data back, or name other data with --root"
+            )
+        scored = {
+            name: score_split(self.model, samples, len(self.classes), config, self.device, group)
+            for name, samples in splits.items()
+        }
+        bins = config.eval.ece_bins
+        found = ClassCalibration.fitted(
+            scored[split], splits[split].labels, task=self.about.task, ece_bins=bins, effect={}, **about
+        )
+        effects = {
+            name: Effect.of(scored[name], samples.labels, found.temperature, bins) for name, samples in splits.items()
+        }
+        return found.model_copy(update={"effect": effects})
 
     def evaluate(self, config: Config, split: str, group: Group) -> dict[str, Any]:
         samples = self.split(config, split)
         scored = score_split(self.model, samples, len(self.classes), config, self.device, group)
-        return functional.summarize(functional.score_samples(scored, samples.labels), config.eval.ece_bins)
+        scores = functional.score_samples(scored, samples.labels)
+        metrics = functional.summarize(scores, config.eval.ece_bins)
+        return {**metrics, **detailed(scores, scored.argmax(1), samples.labels, self.classes)}
+
+    def deployed(self, config: Config | None, *, calibrated: bool = False, preprocessing: bool = False) -> Deployed:
+        if calibrated and self.calibration is None:
+            raise PskdError(f"{self.run} is not calibrated: pskd calibrate {self.run} does it")
+        temperature = self.calibration.temperature if calibrated else 1.0
+        pixels, source = self._tried_on(config)
+        inputs = self.view.normalize(pixels)
+        with torch.no_grad():
+            expected = torch.softmax(self.model(inputs.to(self.device)).float() / temperature, 1).cpu()
+        about = {
+            "classes": list(self.classes),
+            "view": self.about.view,
+            "temperature": temperature,
+            "input": "uint8 pixels (N, H, W, C)" if preprocessing else "normalised float32 (N, C, H, W)",
+            "output": "probabilities (N, classes)",
+            "pskd": __version__,
+        }
+        module = DeployedClassifier(self.model, temperature, self.view if preprocessing else None)
+        return Deployed(module, pixels.permute(0, 2, 3, 1) if preprocessing else inputs, expected, source, about)
+
+    def _tried_on(self, config: Config | None) -> tuple[Tensor, str]:
+        """Some pixels (N, C, H, W) uint8 and a word on them: the first test images, or noise where there are none."""
+        try:
+            if config is None:
+                raise PskdError("no config.yaml")
+            samples = self.split(config, "test")
+            which = torch.linspace(0, len(samples) - 1, min(TRIED, len(samples))).long().tolist()
+            return torch.stack([samples.pixels(index) for index in which]), f"{len(which)} test images"
+        except PskdError as error:
+            noise = torch.randint(0, 256, (TRIED, self.view.channels, *self.view.size), generator=torch.Generator())
+            return noise.to(torch.uint8), f"{TRIED} images of noise, as its data is not here ({error})"
 
     def pictures(self, config: Config, which: Sequence[int], fingerprint: str) -> list[np.ndarray] | None:
         samples = self.split(config, "test")
@@ -105,14 +272,35 @@ class ClassPredictor(Predictor):
             )
         samples = {"test": found.test, "val": found.val}.get(split)
         if samples is None:
-            allowed = "test" if found.val is None else "test, val"
-            raise PskdError(f"split {split!r} is not there; allowed are {allowed}")
+            raise PskdError(f"{self.run} has no validation split; {self.validation_hint}")
         if isinstance(samples, InMemory) and tuple(samples.images.shape[1:]) != (self.view.channels, *self.view.size):
             raise PskdError(
                 f"{self.run} sees images of {self.view.channels} x {self.view.size}, these have"
                 f" {tuple(samples.images.shape[1:])}"
             )
         return replace(samples, view=self.view)  # type: ignore[type-var]
+
+
+def detailed(
+    scores: functional.SampleScores, guesses: Tensor, labels: Tensor, classes: Sequence[str]
+) -> dict[str, Any]:
+    """What an evaluation says beyond a training's: coverage at error rates, metrics by class, the confusions."""
+    found: dict[str, Any] = {
+        f"coverage_at_{percent}": 100 * coverage_at_risk_from(scores.confidence, scores.correct, percent / 100)
+        for percent in (1, 5, 10)
+    }
+    matrix = confusion_matrix(guesses, labels, len(classes))
+    columns = class_scores(matrix)
+    numbers = zip(*(column.tolist() for column in columns), strict=True)
+    found["per_class"] = {
+        name: {key: value for key, value in zip(columns._fields, row, strict=True) if value == value}
+        for name, row in zip(classes, numbers, strict=True)
+    }
+    found["most_confused"] = [
+        {**pair._asdict(), "label": classes[pair.label], "taken_for": classes[pair.taken_for]}
+        for pair in most_confused(matrix)
+    ]
+    return {**found, "confusion": matrix.tolist()} if len(classes) <= MATRIX else found
 
 
 def rebuilt_classifier(

@@ -157,7 +157,7 @@ class Classification(Task):
     def _load_teacher(self, folder: str | None) -> nn.Module:
         if folder is None:
             raise PskdError("method.teacher is missing: name the folder of a finished run (of method=hard, usually)")
-        teacher = Predictor.from_run(Path(folder), task="classification", device="cpu")
+        teacher = Predictor.from_run(Path(folder), task="classification", device="cpu", calibrated=False)
         assert isinstance(teacher, ClassPredictor)
         if teacher.classes != self.data.classes or teacher.view != self.data.view:
             raise PskdError(

@@ -17,6 +17,8 @@ from pskd.config import Config
 from pskd.data import View
 from pskd.data import detection as data
 from pskd.data.detection import DetectionData, Scenes
+from pskd.data.items import source_of
+from pskd.data.opening import name_of
 from pskd.data.view import decode, pixels
 from pskd.errors import PskdError
 from pskd.metrics.detection import Detections, Objects, coco_average_precision, voc_average_precision
@@ -25,6 +27,7 @@ from pskd.runs.files import link_error, one_line_errors, write_atomic
 from pskd.runs.group import Group
 from pskd.runs.sharding import is_spread
 from pskd.tasks.classification.predictor import rebuilt_classifier
+from pskd.tasks.detection.calibration import DetectionCalibration
 from pskd.tasks.detection.settings import ModelConfig
 from pskd.tasks.predictor import About, Answer, Predictor
 
@@ -44,21 +47,30 @@ class AboutDetector(About):
 class Found(Answer):
     """The objects on one image, and where they were drawn."""
 
-    def __init__(self, image: str, objects: list[dict[str, Any]], drawing: Path) -> None:
+    def __init__(self, image: str, objects: list[dict[str, Any]], drawing: Path | None = None) -> None:
         self.image, self.objects, self.drawing = image, objects, drawing
 
     def text(self) -> str:
         return json.dumps(self.to_dict())  # people look at the drawing
 
     def to_dict(self) -> dict[str, Any]:
-        return {"image": self.image, "objects": self.objects, "drawing": str(self.drawing)}
+        drawn = {} if self.drawing is None else {"drawing": str(self.drawing)}
+        return {"image": self.image, "objects": self.objects, **drawn}
+
+    def __repr__(self) -> str:
+        return f"Found({self.image!r}: {self.objects})"
 
 
 class DetectionPredictor(Predictor):
     """A detector with its classes and sizes; the run of its trunk may be gone."""
 
     about_class = AboutDetector
-    options = frozenset({"min_score", "draw"})
+    calibration_class = DetectionCalibration
+    validation_hint = "train with one: pskd train ... data.val=..., or data.val_images=100 for digits"
+    export_hint = (
+        "torch.export cannot follow a Faster R-CNN, whose number of proposals depends on the image: take --format hub"
+    )
+    options = frozenset({"min_score", "draw", "max_risk"})
 
     @classmethod
     def build(cls, about: AboutDetector, *, allow_code: bool = False) -> Detector:
@@ -71,13 +83,10 @@ class DetectionPredictor(Predictor):
         return detector_of(classifier, about.model_dump())
 
     @torch.no_grad()
-    def predict(
-        self, inputs: Sequence[str], min_score: float = 0.5, draw: Path | None = None, **_: Any
-    ) -> Iterator[Found | PskdError]:
-        """The objects on each image file with a score of at least ``min_score``, drawn into PNG files in ``draw``."""
+    def predict(self, inputs: Sequence[str], draw: Path | None = None, **options: Any) -> Iterator[Found | PskdError]:
+        """The objects on each image file (see ``answers``), drawn into PNG files in ``draw``."""
         if not inputs:
             raise PskdError("which images? for example: pskd predict RUN photo.jpg")
-        resize, channels, classes = Resize(*self.about.resize), self.about.view["channels"], self.about.classes
         folder = draw or self.run / "drawn"
         if draw is None and folder.is_symlink():
             raise link_error(folder)
@@ -85,24 +94,78 @@ class DetectionPredictor(Predictor):
             folder.mkdir(parents=True, exist_ok=True)
         for number, name in enumerate(inputs):
             try:
-                image = pixels(decode(name, channels))
+                image = pixels(decode(name, self.about.view["channels"]))
             except PskdError as error:
                 yield error
                 continue
-            ((seen, answer),) = _detected(self.model, [resize.resized(image)], self.device)
-            kept = answer["scores"] >= min_score
-            boxes = scaled(answer["boxes"][kept].cpu().float(), seen, tuple(image.shape[1:]))
-            found = [
-                {"class": classes[label - 1], "score": score, "box": [round(edge, 2) for edge in box]}
-                for box, label, score in zip(
-                    boxes.tolist(), answer["labels"][kept].tolist(), answer["scores"][kept].tolist(), strict=True
-                )
-            ]
+            objects = self._objects(image, **options)
             drawing = folder / f"{number:03d}-{Path(name).stem}.png"
-            _draw(image, boxes, found, drawing)
-            yield Found(name, found, drawing)
+            _draw(image, objects, drawing)
+            yield Found(name, objects, drawing)
+
+    @torch.no_grad()
+    def answers(self, inputs: Sequence[Any], **options: Any) -> Iterator[Found | PskdError]:
+        """The objects on each image with a score of at least ``min_score``, 0.5 if nothing is said.
+
+        Or those of which a share of at most ``max_risk`` is wrong, if the run was calibrated. Nothing is drawn.
+        """
+        for place, value in enumerate(inputs):
+            try:
+                image = pixels(decode(source_of(value, f"image {place}"), self.about.view["channels"]))
+            except PskdError as error:
+                yield error
+                continue
+            yield Found(name_of(value, place), self._objects(image, **options))
+
+    def preprocess(self, image: Any) -> Tensor:
+        """A file, PIL image, tensor (C, H, W) or array (H, W, C) as one of the model's inputs: (C, H, W) in 0..1."""
+        opened = pixels(decode(source_of(image, "the image"), self.about.view["channels"]))
+        return model_input(Resize(*self.about.resize).resized(opened), torch.device("cpu"))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the labels 1, 2, ..."""
+        classes: tuple[str, ...] = self.about.classes
+        return classes
+
+    def calibrate(
+        self, config: Any, group: Group, *, split: str = "val", fingerprint: str | None = None, **about: Any
+    ) -> DetectionCalibration:
+        scenes = self._scenes(config, split)
+        if fingerprint not in (None, scenes.fingerprint):
+            raise PskdError(
+                f"{self.run}: its {split} split has changed since it was trained: name other data with --root"
+            )
+        found = detect_split(self.model, scenes, Resize(*self.about.resize), config, self.device, group)
+        return DetectionCalibration.fitted(*found, self.classes, task=self.about.task, **about)
+
+    def _objects(
+        self, image: Tensor, min_score: float | None = None, max_risk: float | None = None, **_: Any
+    ) -> list[dict[str, Any]]:
+        """What is on an image (C, H, W) uint8, in its own pixels."""
+        if max_risk is not None and self.calibration is None:
+            raise PskdError(f"{self.run} is not calibrated, which a risk needs: pskd calibrate {self.run} does it")
+        ((seen, answer),) = _detected(self.model, [Resize(*self.about.resize).resized(image)], self.device)
+        raw = answer["scores"].cpu()
+        names = [self.classes[label - 1] for label in answer["labels"].tolist()]
+        scores = raw if self.calibration is None else self.calibration.calibrated(raw, names)
+        if max_risk is None:
+            kept = scores >= (0.5 if min_score is None else min_score)
+        else:
+            kept = (raw >= self.calibration.min_score(max_risk)) & (scores >= (min_score or 0))
+        boxes = scaled(answer["boxes"].cpu().float(), seen, tuple(image.shape[1:]))
+        return [
+            {"class": names[place], "score": float(scores[place]), "box": [round(edge, 2) for edge in box]}
+            for place, box in enumerate(boxes.tolist())
+            if kept[place]
+        ]
 
     def evaluate(self, config: Config, split: str, group: Group) -> dict[str, Any]:
+        scenes = self._scenes(config, split)
+        objects, detections = detect_split(self.model, scenes, Resize(*self.about.resize), config, self.device, group)
+        return detection_metrics(objects, detections, len(scenes), self.classes)
+
+    def _scenes(self, config: Config, split: str) -> Scenes:
         found = load_data(config)
         if found.classes != self.about.classes:
             raise PskdError(
@@ -110,10 +173,8 @@ class DetectionPredictor(Predictor):
             )
         scenes = {"test": found.test, "val": found.val}.get(split)
         if scenes is None:
-            allowed = "test" if found.val is None else "test, val"
-            raise PskdError(f"split {split!r} is not there; allowed are {allowed}")
-        objects, detections = detect_split(self.model, scenes, Resize(*self.about.resize), config, self.device, group)
-        return detection_metrics(objects, detections, len(scenes), found.classes)
+            raise PskdError(f"{self.run} has no validation split; {self.validation_hint}")
+        return scenes
 
 
 def load_data(config: Any) -> DetectionData:
@@ -197,7 +258,7 @@ def _detected(
     return [(tuple(image.shape[1:]), answer) for image, answer in zip(images, answers, strict=True)]
 
 
-def _draw(image: Tensor, boxes: Tensor, found: list[dict[str, Any]], file: Path) -> None:
+def _draw(image: Tensor, found: list[dict[str, Any]], file: Path) -> None:
     """A small image is drawn several times as large, so that its captions can be read."""
     from PIL import Image
     from torchvision.utils import draw_bounding_boxes
@@ -206,6 +267,7 @@ def _draw(image: Tensor, boxes: Tensor, found: list[dict[str, Any]], file: Path)
     canvas = image.expand(3, -1, -1).repeat_interleave(times, 1).repeat_interleave(times, 2)
     if found:
         captions = [f"{item['class']} {item['score']:.2f}" for item in found]
+        boxes = torch.tensor([item["box"] for item in found])
         canvas = draw_bounding_boxes(canvas, boxes * times, captions, colors="red")
     drawn = io.BytesIO()
     Image.fromarray(canvas.permute(1, 2, 0).numpy()).save(drawn, "PNG")

@@ -141,7 +141,7 @@ def _backbone(settings: ModelConfig, channels: int) -> tuple[nn.Module, dict[str
         return classifier, {"name": name, "classes": classes, "channels": channels}, view
     if settings.weights is not None:
         raise PskdError(f"model.weights={settings.weights} is for torchvision's models; {name} is a run with its own")
-    trained = Predictor.from_run(Path(name), task="classification", device="cpu")
+    trained = Predictor.from_run(Path(name), task="classification", device="cpu", calibrated=False)
     assert isinstance(trained, ClassPredictor)
     view = trained.view
     if view.channels != channels:

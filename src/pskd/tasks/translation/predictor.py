@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from pydantic import BaseModel
-from torch import nn
+from torch import Tensor, nn
 
 from pskd.config import Config
 from pskd.data.text import sources
@@ -58,6 +58,7 @@ class TranslationPredictor(Predictor):
     """A translator with its vocabulary."""
 
     about_class = AboutTranslator
+    export_hint = "a search for a translation is no single function: take --format hub, which transformers loads"
     options = frozenset({"texts"})
     model: Seq2Seq
 
@@ -80,7 +81,7 @@ class TranslationPredictor(Predictor):
             wanted = [text for text in group if isinstance(text, str) and text.strip()]
             found: Iterator[str] = iter(())
             if wanted:
-                source, mask, _index = self.tokenizer.encode(wanted, POSITIONS).batch(torch.arange(len(wanted)))
+                source, mask = self.preprocess(wanted)
                 search = self.about.search.model_dump()
                 rows = self.model.translate(source.to(self.device), mask.to(self.device), **search)
                 found = iter(self.tokenizer.decode(rows.cpu()))
@@ -89,6 +90,15 @@ class TranslationPredictor(Predictor):
                     yield text
                 else:
                     yield TranslatedText(text, next(found) if text.strip() else "")
+
+    def answers(self, inputs: Sequence[str], **options: Any) -> Iterator[TranslatedText | PskdError]:
+        """Translations of sentences."""
+        return self.predict([], texts=inputs, **options) if inputs else iter(())
+
+    def preprocess(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Token numbers (B, S) of sentences, and which of them are real."""
+        source, mask, _ = self.tokenizer.encode(texts, POSITIONS).batch(torch.arange(len(texts)))
+        return source, mask
 
     def evaluate(self, config: Config, split: str, group: Group) -> dict[str, Any]:
         found = load_data(config)
