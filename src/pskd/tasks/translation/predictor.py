@@ -110,7 +110,7 @@ class TranslationPredictor(Predictor):
         end = encoding.id_to_token(END)
         encoding.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, END)])
         named = {"pad_token": encoding.id_to_token(PAD), "eos_token": end, "unk_token": encoding.id_to_token(UNKNOWN)}
-        tokenizer = PreTrainedTokenizerFast(
+        tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
             tokenizer_object=encoding, model_max_length=POSITIONS, clean_up_tokenization_spaces=False, **named
         )
         net = self.model.net
