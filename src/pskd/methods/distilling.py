@@ -5,14 +5,16 @@ A *position* is one of the (B, d1, ...) places of logits (B, K, d1, ...) that ha
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pskd.errors import PskdError
 from pskd.fused import weighted
-from pskd.methods.base import IGNORE_INDEX, distilled_mask
-from pskd.targets import Targets, check_class_indices, check_shapes, label_target, position_losses
+from pskd.methods.base import IGNORE_INDEX, Loss, Method, distilled_mask
+from pskd.targets import Past, Targets, check_class_indices, check_shapes, label_target, position_losses, reduced
 from pskd.tensors import accumulation_dtype
 
 
@@ -77,3 +79,48 @@ def check_given(name: str, given: Tensor | None, logits: Tensor, what: str) -> T
             " both need the same samples and the same classes"
         )
     return given
+
+
+def with_term(
+    method: Method, logits: Tensor, targets: Targets, term: Tensor, distilled: Tensor | None, name: str = "distillation"
+) -> Loss:
+    """``H(y, p) + term``: the term of every position (B, d1, ...) counts with its label's weight, where distilled."""
+    weight = method.weight_at(logits)
+    losses, share = label_losses(logits, targets, weight=weight)
+    term = where_distilled(1.0, distilled, logits) * label_weights(targets, share, weight) * term
+    cross_entropy, added = reduced(losses, share, method.reduction), reduced(term, share, method.reduction)
+    return Loss(cross_entropy + added, {"cross_entropy": cross_entropy.detach(), name: added.detach()})
+
+
+def likelihood(logits: Tensor) -> Tensor:
+    """The softmax (B, K, ...) in the type that sums are made in."""
+    return torch.softmax(logits, 1, accumulation_dtype(logits.dtype))
+
+
+def squared_distance(logits: Tensor, past: Past) -> Tensor:
+    """``mean_j (p_j - past_j)^2`` of every position, (B, d1, ...); 0 where no past is known."""
+    p = likelihood(logits)
+    return (p - past.averaged_with(p.detach(), 1.0)).square().mean(1)
+
+
+def ramp_up(progress: float) -> float:
+    """From almost 0 at progress 0 to 1 at 1 and beyond: ``exp(-5 (1 - progress)^2)``."""
+    return math.exp(-5 * (1 - min(1.0, progress)) ** 2)
+
+
+def dense_labels(logits: Tensor, targets: Targets) -> Tensor:
+    """The targets as class probabilities, shaped like the logits; of an ignored position any."""
+    if isinstance(targets, Tensor) and targets.is_floating_point():
+        return targets.to(accumulation_dtype(logits.dtype))
+    target = label_target(logits, targets, IGNORE_INDEX)
+    assert target.classes is not None
+    assert target.coefficients is not None
+    zeros = torch.zeros_like(logits, dtype=target.coefficients.dtype)
+    return zeros.scatter_add_(1, target.classes, target.coefficients)
+
+
+def own_labels(targets: Targets, distilled: Tensor | None) -> Tensor | None:
+    """The class of each sample that may teach; None where there is none, or nobody knows whose image is mixed."""
+    if isinstance(targets, Tensor):
+        return None if targets.is_floating_point() else targets.long()
+    return None if distilled is None else targets[0].long()

@@ -9,33 +9,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pskd.checks import ValueChecks, outside
 from pskd.errors import PskdError
 from pskd.linear_head import Output, Part
-from pskd.memory.bank import PredictionBank
 from pskd.memory.base import Memory, MemoryStep
 from pskd.memory.snapshot import Snapshot
 from pskd.methods.base import (
     IGNORE_INDEX,
     ClassWeight,
     Loss,
-    Method,
     Surroundings,
     batch_loss,
-    distilled_mask,
     whole_logits,
 )
 from pskd.methods.cs_kd import TEMPERATURE, partner_divergence
 from pskd.methods.distilling import label_weights
+from pskd.methods.remembering import FloatName, Form, Remembering, bank_for, fitted, taken
 from pskd.names import methods
 from pskd.schedules import SCHEDULES, Schedule, ScheduleName
 from pskd.settings import Count, NotNegative, Place, Positive, Range, Share, check_arguments
 from pskd.targets import (
-    Past,
     Reduction,
     Targets,
     check_class_indices,
-    check_past,
     check_shapes,
     position_losses,
     reduced,
@@ -43,11 +38,9 @@ from pskd.targets import (
 )
 from pskd.tensors import accumulation_dtype
 
-DENSE_UP_TO = 1000  # classes; above, form=auto keeps the top k
-
 
 @methods.register("ps_kd")
-class PSKD(Method):
+class PSKD(Remembering):
     """``L_t = H((1 - alpha_t) * y + alpha_t * P_(t-1), P_t)`` with ``alpha_t = alpha * schedule(t / epochs)``.
 
     Args:
@@ -83,16 +76,12 @@ class PSKD(Method):
         reduction: Reduction = "mean",
         weight: ClassWeight = None,
     ) -> None:
-        super().__init__(reduction=reduction, weight=weight)
         check_arguments(PSKD.__init__, locals())
-        if not isinstance(memory, Memory):
-            raise PskdError(f"memory must be a pskd.PredictionBank or a pskd.Snapshot, got {type(memory).__name__}")
-        self.epochs, self.alpha, self.memory, self.partners = epochs, alpha, memory, partners
+        super().__init__(epochs, memory, reduction=reduction, weight=weight)
+        self.alpha, self.partners = alpha, partners
         self.schedule = SCHEDULES[schedule] if isinstance(schedule, str) else schedule
-        self.needs = frozenset({memory.needs, "partner_logits"} if partners else {memory.needs})
-        self._epoch: int | None = None  # the last one that began, here or in the state that was loaded
-        self._alpha_t: float | None = None  # None before start_epoch
-        self._checks = ValueChecks()
+        if partners:
+            self.needs |= {"partner_logits"}
 
     @classmethod
     def from_settings(
@@ -100,9 +89,9 @@ class PSKD(Method):
         around: Surroundings,
         *,
         memory: Literal["bank", "snapshot"] = "bank",
-        form: Literal["auto", "dense", "topk"] = "auto",
+        form: Form = "auto",
         k: Count = 32,
-        dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float16",
+        dtype: FloatName = "float16",
         path: Annotated[str | None, Place(written=True)] = None,
         momentum: Annotated[float, Range(ge=0, lt=1)] = 0.0,
         refresh: Positive = 1.0,
@@ -131,28 +120,8 @@ class PSKD(Method):
         if memory == "snapshot":
             made = Snapshot(around.model, refresh, around.steps_per_epoch, ema)
         else:
-            made = PredictionBank(
-                around.num_samples,
-                around.num_classes,
-                form=form if form != "auto" else "dense" if around.num_classes <= DENSE_UP_TO else "topk",
-                k=k,
-                dtype=getattr(torch, dtype),
-                path=path or around.path,
-                fingerprint=around.fingerprint,
-                host=around.host,
-                hosts=around.hosts,
-                momentum=momentum,
-            )
+            made = bank_for(around, form, k, dtype, path, momentum=momentum)
         return super().from_settings(around, memory=made, **settings)
-
-    @property
-    def shards(self) -> int:
-        return self.memory.shards
-
-    @property
-    def needs_whole_model(self) -> str | None:
-        whole = isinstance(self.memory, Snapshot)
-        return "a snapshot is a whole copy of the model, take method.memory=bank" if whole else None
 
     def logged(self) -> dict[str, float]:
         return {"alpha_t": self.alpha_t}
@@ -160,33 +129,13 @@ class PSKD(Method):
     @property
     def alpha_t(self) -> float:
         """alpha in the current epoch (Eq. 5; the paper counts epochs from 1)."""
-        if self._alpha_t is None:
-            raise PskdError("start_epoch: call start_epoch(epoch) before the first batch of every epoch")
-        return self._alpha_t
+        return self.alpha * self.schedule((self.epoch + 1) / self.epochs)
 
-    def start_epoch(self, epoch: int) -> None:
-        """Begin the 0-based ``epoch``; the first one is 0, or follows the state that was loaded."""
-        before = self._epoch
-        if epoch >= self.epochs:
-            raise PskdError(
-                f"start_epoch({epoch}) is past the last epoch: epochs={self.epochs}, so 0..{self.epochs - 1}"
-            )
-        if before is None and epoch != 0:
-            raise PskdError(
-                f"start_epoch({epoch}) comes first, but no state was loaded: start at 0, or load_state_dict()"
-            )
-        if before is not None and epoch not in (before, before + 1):
-            raise PskdError(
-                f"start_epoch({epoch}) cannot follow epoch {before}: go on with {before + 1}, or make a new PSKD"
-            )
+    def begin(self, epoch: int, *, anew: bool) -> None:
         share = self.schedule((epoch + 1) / self.epochs)
         if not 0 <= share <= 1:
             raise PskdError(f"schedule gives {share} in epoch {epoch}; allowed is a share of alpha in [0, 1]")
-        self._checks.settle()
-        if before is None:
-            self.memory.clear()  # it may have served another training
-        self.memory.start_epoch(epoch)
-        self._epoch, self._alpha_t = epoch, self.alpha * share
+        super().begin(epoch, anew=anew)
 
     def loss(
         self,
@@ -209,16 +158,9 @@ class PSKD(Method):
             partner_logits: shaped like the logits, those of other samples of each one's class; what partners need.
             distilled: (B) or shaped like class indices; where false, the label alone counts and nothing is recorded.
         """
-        self._checks.settle()
         alpha = self.alpha_t
-        if not output.requires_grad:
-            raise PskdError("logits have no gradient: call the method in training only, so that no row is overwritten")
-        key = index if self.memory.needs == "index" else inputs
-        if key is None:
-            needed, memory = self.memory.needs, type(self.memory).__name__
-            raise PskdError(f"{needed} is missing: with a {memory}, call with {needed}=...")
         # The first epoch is plain cross-entropy.
-        step = self.memory.step(key, recalls=bool(self._epoch))
+        step = self.step(output, index, inputs, recalls=self.epoch > 0)
         if self.partners:
             output = whole_logits(output)
         parts: dict[str, Tensor] = {}
@@ -253,39 +195,16 @@ class PSKD(Method):
         step.check(part, logits)
         targets = self._checked(logits, targets)
         labels = targets if isinstance(targets, Tensor) and not targets.is_floating_point() else None
-        take = self._taken(logits, labels, distilled)
+        take = taken(logits, labels, distilled)
         past = step.past(part, labels=labels, take=take)
         if past is not None:
-            past = _fitted(past, logits, take)
+            past = fitted(past, logits, take)
         if self.watch is not None and past is not None:
             self.watch(logits, targets, past, alpha)
         target = soft_target(logits, targets, past, alpha, IGNORE_INDEX, weight)
         losses = position_losses(logits, target, weight)
         step.record(part, logits, labels=labels, take=take)
         return losses, target.share
-
-    def state_dict(self) -> dict[str, Any]:
-        """Epoch and memory; tensors are views, so save them before the next step."""
-        self._checks.settle()
-        return {"epoch": -1 if self._epoch is None else self._epoch, "memory": self.memory.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue in the epoch that was saved or after it: ``start_epoch`` takes either."""
-        if not {"epoch", "memory"} <= set(state):
-            raise PskdError("state: it is not that of PSKD, which has epoch and memory; use the method that was saved")
-        self.memory.load_state_dict(state["memory"])
-        self._epoch = state["epoch"] if state["epoch"] >= 0 else None
-        self._alpha_t = None
-
-    def _taken(self, logits: Tensor, labels: Tensor | None, distilled: Tensor | None) -> Tensor | None:
-        """Where the memory is read and written, (B, d1, ...); None means everywhere."""
-        real = None
-        if labels is not None and outside(labels, logits.shape[1]) is not None:
-            real = labels != IGNORE_INDEX
-        wanted = distilled_mask(distilled, logits)
-        if real is None or wanted is None:
-            return wanted if real is None else real
-        return real & wanted
 
     def _checked(self, logits: Tensor, targets: Targets) -> Targets:
         """The targets, after a look at all values: wrong ones raise here or, on an accelerator, one step later."""
@@ -307,15 +226,6 @@ def ps_kd_loss(logits: Tensor, labels: Tensor, past: Tensor, alpha: float) -> Te
     q = (1 - alpha) * y + alpha * past
     log_p = logits.log_softmax(1)
     return -(q * log_p).sum(1).mean()
-
-
-def _fitted(past: Past, logits: Tensor, take: Tensor | None) -> Past:
-    """The past on the device of the logits, known only where ``take`` is true."""
-    past = past.to(logits.device)
-    if take is not None:
-        past = past._replace(known=take if past.known is None else take & past.known)
-    check_past(logits, past)
-    return past
 
 
 def _not_finite(logits: Tensor) -> Tensor | None:
