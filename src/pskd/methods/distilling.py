@@ -14,7 +14,16 @@ from torch import Tensor
 from pskd.errors import PskdError
 from pskd.fused import weighted
 from pskd.methods.base import IGNORE_INDEX, Loss, Method, distilled_mask
-from pskd.targets import Past, Targets, check_class_indices, check_shapes, label_target, position_losses, reduced
+from pskd.targets import (
+    Past,
+    SoftTarget,
+    Targets,
+    check_class_indices,
+    check_shapes,
+    label_target,
+    position_losses,
+    reduced,
+)
 from pskd.tensors import accumulation_dtype
 
 
@@ -34,15 +43,20 @@ def label_losses(
         weight: (K), a weight per class, which multiplies that class's term.
         by_label: the weight of a label multiplies all terms of its target instead.
     """
-    check_shapes(logits, targets, weight=weight)
-    if logits.device.type == "cpu" and not torch.compiler.is_compiling():
-        targets = check_class_indices(targets, logits.shape[1], IGNORE_INDEX)
-    target = label_target(logits, targets, IGNORE_INDEX, weight)
+    target = checked_target(logits, targets, weight)
     if by_label and weight is not None:
         target, weight = target.emphasised(weight), None
     if isinstance(epsilon, Tensor) or epsilon:
         target = target.smoothed(epsilon)
     return position_losses(logits, target, weight), target.share
+
+
+def checked_target(logits: Tensor, targets: Targets, weight: Tensor | None = None) -> SoftTarget:
+    """The targets in parts; wrong shapes raise, and on a CPU wrong values."""
+    check_shapes(logits, targets, weight=weight)
+    if logits.device.type == "cpu" and not torch.compiler.is_compiling():
+        targets = check_class_indices(targets, logits.shape[1], IGNORE_INDEX)
+    return label_target(logits, targets, IGNORE_INDEX, weight)
 
 
 def label_weights(targets: Targets, share: Tensor, weight: Tensor | None) -> Tensor:

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from pskd.checks import ValueChecks, outside
 from pskd.errors import PskdError
+from pskd.linear_head import Output
 from pskd.memory.bank import PredictionBank
 from pskd.memory.base import Memory, MemoryStep
 from pskd.memory.snapshot import Snapshot
 from pskd.methods.base import IGNORE_INDEX, ClassWeight, Method, Surroundings, distilled_mask
-from pskd.settings import Count, Place, check_arguments
+from pskd.settings import Count, Place, Setting, check_arguments
 from pskd.targets import Past, Reduction, check_past
 
 DENSE_UP_TO = 1000  # classes; above, form=auto keeps the top k
@@ -89,6 +90,12 @@ class Remembering(Paced):
         self.needs = frozenset({memory.needs})
         self._checks = ValueChecks()
 
+    @classmethod
+    def settings(cls) -> dict[str, Setting]:
+        """A memory is no setting; it is made from those that describe it."""
+        found = super().settings()
+        return {name: setting for name, setting in found.items() if not _is_memory(setting.annotation)}
+
     @property
     def shards(self) -> int:
         return self.memory.shards
@@ -104,11 +111,10 @@ class Remembering(Paced):
             self.memory.clear()  # it may have served another training
         self.memory.start_epoch(epoch)
 
-    def step(self, output: Any, index: Tensor | None, inputs: Any = None, *, recalls: bool = True) -> MemoryStep:
+    def step(self, output: Output, index: Tensor | None, inputs: Any = None, *, recalls: bool = True) -> MemoryStep:
         """This training step's dealings with the memory."""
         self._checks.settle()
-        if not output.requires_grad:
-            raise PskdError("logits have no gradient: call the method in training only, so that no row is overwritten")
+        check_trains(output)
         key = index if self.memory.needs == "index" else inputs
         if key is None:
             needed, memory = self.memory.needs, type(self.memory).__name__
@@ -155,6 +161,10 @@ class Banked(Remembering):
         return super().from_settings(around, memory=memory, **settings)
 
 
+def _is_memory(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Memory)
+
+
 def bank_for(
     around: Surroundings,
     form: Form = "auto",
@@ -181,6 +191,12 @@ def bank_for(
     )
 
 
+def check_trains(output: Output) -> None:
+    """Raise where the logits have no gradient: whoever only evaluates must not teach the memory."""
+    if not output.requires_grad:
+        raise PskdError("logits have no gradient: call the method in training only, so that no row is overwritten")
+
+
 def taken(logits: Tensor, labels: Tensor | None, distilled: Tensor | None) -> Tensor | None:
     """Where a memory is read and written, (B, d1, ...); None means everywhere."""
     real = None
@@ -199,3 +215,11 @@ def fitted(past: Past, logits: Tensor, take: Tensor | None) -> Past:
         past = past._replace(known=take if past.known is None else take & past.known)
     check_past(logits, past)
     return past
+
+
+def unbiased_momentum(momentum: float, seen: int) -> float:
+    """What the nth value ``seen`` leaves of the mean of those before, so that no start value is in it.
+
+    The mean is that of ``m <- momentum * m + (1 - momentum) * value`` from m = 0, divided by ``1 - momentum^n``.
+    """
+    return momentum * (1 - momentum ** (seen - 1)) / (1 - momentum**seen)
