@@ -15,6 +15,16 @@ _HOME = {
     "PSKD": "pskd.methods",
     "SameClassPartners": "pskd.methods",
     "TFKD": "pskd.methods",
+    "CRL": "pskd.methods",
+    "ELR": "pskd.methods",
+    "OLS": "pskd.methods",
+    "SAT": "pskd.methods",
+    "DisturbLabel": "pskd.methods",
+    "Focal": "pskd.methods",
+    "MaxSup": "pskd.methods",
+    "MeanTeacher": "pskd.methods",
+    "TemporalEnsembling": "pskd.methods",
+    "ZipfLS": "pskd.methods",
     "Memory": "pskd.memory",
     "PredictionBank": "pskd.memory",
     "Snapshot": "pskd.memory",
@@ -35,21 +45,31 @@ _HOME = {
 _MODULES = ("memory", "methods", "metrics", "models", "schedules")
 
 __all__ = [
+    "CRL",
     "CSKD",
+    "ELR",
+    "OLS",
     "PSKD",
+    "SAT",
     "TFKD",
+    "DisturbLabel",
     "EpochSampler",
+    "Focal",
     "Hard",
     "Indexed",
     "LabelSmoothing",
     "LinearHead",
     "Loss",
+    "MaxSup",
+    "MeanTeacher",
     "Memory",
     "Method",
     "PredictionBank",
     "Run",
     "SameClassPartners",
     "Snapshot",
+    "TemporalEnsembling",
+    "ZipfLS",
     "export",
     "load",
     "memory",
@@ -72,7 +92,26 @@ if TYPE_CHECKING:
     from pskd.indexed import Indexed
     from pskd.linear_head import LinearHead
     from pskd.memory import Memory, PredictionBank, Snapshot
-    from pskd.methods import CSKD, PSKD, TFKD, Hard, LabelSmoothing, Loss, Method, SameClassPartners
+    from pskd.methods import (
+        CRL,
+        CSKD,
+        ELR,
+        OLS,
+        PSKD,
+        SAT,
+        TFKD,
+        DisturbLabel,
+        Focal,
+        Hard,
+        LabelSmoothing,
+        Loss,
+        MaxSup,
+        MeanTeacher,
+        Method,
+        SameClassPartners,
+        TemporalEnsembling,
+        ZipfLS,
+    )
     from pskd.registry import register_data, register_method, register_metric, register_model, register_task
     from pskd.sampler import EpochSampler
     from pskd.targets import soft_cross_entropy

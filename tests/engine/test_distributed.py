@@ -129,7 +129,13 @@ def test_averaged_gradients_are_those_of_the_whole_batch() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["hard", "label_smoothing", "cs_kd", "tf_kd", "ps_kd method.memory=snapshot"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("hard", "label_smoothing", "cs_kd", "tf_kd", "ps_kd method.memory=snapshot"),
+        *("ols", "sat", "elr", "crl", "temporal_ensembling", "mean_teacher"),
+    ],
+)
 def test_every_method_with_amp_and_accumulation_on_two_processes(method: str, tmp_path: Path) -> None:
     from pskd.engine.loop import train
 

@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from pskd import CSKD, PSKD, TFKD, Hard, LabelSmoothing, LinearHead, Method, PredictionBank, linear_head
+from pskd import CSKD, PSKD, TFKD, Hard, LabelSmoothing, LinearHead, Method, PredictionBank, Snapshot, linear_head
 from pskd.errors import PskdError
-from pskd.methods import Loss, Surroundings
+from pskd.methods import ELR, OLS, Focal, Loss, MaxSup, MeanTeacher, Surroundings, TemporalEnsembling
 
 K, IGNORED = 5, -100
 WEIGHT = torch.tensor([0.5, 2.0, 0.0, 1.5, 3.0], dtype=torch.float64)
 OTHER = torch.randn(6, K, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).mul(2)
+LABELS = torch.tensor([0, 4, 2, 2, 1, 3])
+BETTER = OTHER + 3 * F.one_hot(LABELS, K)  # of which some are right
 DISTILLED = torch.tensor([True, True, False, True, True, True])
 
 
@@ -69,10 +71,54 @@ def with_partners(z: Tensor, y: Tensor, w: Tensor, other: Tensor, taken: bool) -
 def distilling(**settings: Any) -> PSKD:
     method = PSKD(2, alpha=0.6, memory=PredictionBank(6, K, dtype=torch.float64), **settings)
     method.start_epoch(0)
-    first = OTHER.clone().requires_grad_()
-    method(first, torch.tensor([0, 4, 2, 2, 1, 3]), index=torch.arange(6), partner_logits=OTHER)
+    method(OTHER.clone().requires_grad_(), LABELS, index=torch.arange(6), partner_logits=OTHER)
     method.start_epoch(1)
     return method
+
+
+def max_sup(z: Tensor, y: Tensor, w: Tensor, other: Tensor, taken: bool) -> Tensor:
+    """In the second of three epochs."""
+    return by_class(y, z, w) + 0.15 * taken * (y * w).sum() * (z.max() - z.mean())
+
+
+def focal(z: Tensor, y: Tensor, w: Tensor, other: Tensor, taken: bool) -> Tensor:
+    return -(w * y * (1 - z.softmax(0)) ** (3 * taken) * z.log_softmax(0)).sum()
+
+
+def ols(z: Tensor, y: Tensor, w: Tensor, other: Tensor, taken: bool) -> Tensor:
+    """Of the epoch before, the mean of what was right; a class without any is uniform."""
+    labels = torch.full((K, K), 1 / K, dtype=torch.float64)
+    for c in range(K):
+        right = [o.softmax(0) for o, own in zip(BETTER, LABELS, strict=True) if own == c and o.argmax() == c]
+        if right:
+            labels[c] = torch.stack(right).mean(0)
+    assert len({float(row.max()) for row in labels}) > 2
+    return by_class(0.4 * y + 0.6 * sum(y[c] * labels[c] for c in range(K)) if taken else y, z, w)
+
+
+def elr(z: Tensor, y: Tensor, w: Tensor, other: Tensor, taken: bool) -> Tensor:
+    p, before = z.softmax(0).clamp(1e-4, 1 - 1e-4), other.softmax(0).clamp(1e-4, 1 - 1e-4)
+    t = 0.2 * before / before.sum()
+    t = (0.8 * t + 0.2 * p / p.sum()).detach()
+    return by_class(y, z, w) + 3 * taken * (y * w).sum() * (1 - (t * p).sum()).log()
+
+
+def consistent(z: Tensor, y: Tensor, w: Tensor, other: Tensor, taken: bool) -> Tensor:
+    """In the second of three epochs, of which the first two are the ramp."""
+    lam = 7 * torch.tensor(-5 * 0.5**2).exp().double()
+    return by_class(y, z, w) + lam * taken * (y * w).sum() * (z.softmax(0) - other.softmax(0)).square().mean()
+
+
+def second_epoch(method: Method, first: Tensor = OTHER) -> Method:
+    method.start_epoch(0)
+    given = {name: GIVEN[name] for name in method.needs}
+    method(first.clone().requires_grad_(), LABELS, **given)
+    method.start_epoch(1)
+    return method
+
+
+def rows() -> PredictionBank:
+    return PredictionBank(6, K, dtype=torch.float64)
 
 
 METHODS: list[tuple[Callable[..., Method], Callable[..., Tensor]]] = [
@@ -83,9 +129,16 @@ METHODS: list[tuple[Callable[..., Method], Callable[..., Tensor]]] = [
     (lambda **s: TFKD("reg", 3.0, 0.4, a=0.8, **s), tf_kd_reg),
     (distilling, ps_kd),
     (lambda **s: distilling(partners=0.5, **s), with_partners),
+    (lambda **s: second_epoch(MaxSup(3, **s)), max_sup),
+    (lambda **s: Focal(3.0, **s), focal),
+    (lambda **s: second_epoch(OLS(3, K, 0.6, **s), BETTER), ols),
+    (lambda **s: second_epoch(ELR(3, 0.8, 3.0, memory=rows(), **s)), elr),
+    (lambda **s: second_epoch(TemporalEnsembling(3, 0.6, 7.0, 2 / 3, memory=rows(), **s)), consistent),
+    (lambda **s: second_epoch(MeanTeacher(3, 7.0, 2 / 3, memory=Snapshot(nn.Identity(), ema=0.9), **s)), consistent),
 ]
 GIVEN: dict[str, Any] = {
     "index": torch.arange(6),
+    "inputs": OTHER,
     "partner_logits": OTHER,
     "teacher_logits": OTHER,
     "distilled": DISTILLED,

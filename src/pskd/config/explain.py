@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from pskd import registry
 from pskd.config.base import Section
@@ -19,9 +20,10 @@ TOP_LEVEL_SHORTS = {"epochs": "train", "seed": "train", "batch_size": "train"}
 
 def explain(error: ValidationError, kind: type[Config]) -> str:
     """The first thing that is wrong: what, where, what is allowed."""
-    first, more = error.errors()[0], error.error_count() - 1
-    path = [str(part) for part in first["loc"]]
+    first, *others = error.errors()
+    path = _path(first, kind)
     key = ".".join(path)
+    more = len({tuple(_path(other, kind)) for other in others} - {tuple(path)})
     if first["type"] == "extra_forbidden":
         section = _section(kind, path[:-1])
         prefix = ".".join([*path[:-1], ""])
@@ -39,6 +41,25 @@ def explain(error: ValidationError, kind: type[Config]) -> str:
         why = (first["msg"][0].lower() + first["msg"][1:]).removeprefix("value error, ")
         text = f"{key}={reprlib.repr(given)}: {why}"
     return text + (f" (and {more} more)" if more else "")
+
+
+def _path(error: ErrorDetails, kind: type[Config]) -> list[str]:
+    """Where a wrong setting is, without the alternatives of its type: the library names one after the other."""
+    loc = error["loc"]
+    if error["type"] == "extra_forbidden":
+        return [str(part) for part in loc]
+    depth = next((n for n in range(len(loc), 0, -1) if _is_setting(kind, loc[:n])), 1)
+    return [str(part) for n, part in enumerate(loc) if n < depth or isinstance(part, int)]
+
+
+def _is_setting(kind: type[Config], path: Sequence[int | str]) -> bool:
+    section: Any = kind
+    for part in path:
+        fields = getattr(section, "model_fields", {})
+        if part not in fields:
+            return False
+        section = fields[part].annotation
+    return True
 
 
 def describe() -> list[str]:

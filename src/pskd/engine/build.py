@@ -74,6 +74,7 @@ def method(config: Config, task: Task, model: nn.Module, calls: int, folder: Pat
         path=shared,
         host=group.host,
         hosts=group.hosts,
+        seed=config.train.seed,
     )
     made: Method = registry.methods.find(config.method.name).from_settings(around, **config.method.options)
     if shared is not None:

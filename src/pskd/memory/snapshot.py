@@ -150,8 +150,8 @@ class Snapshot(Memory):
         decay = min(self.ema, followed / (followed + 1))
         ours, theirs = _weights(self._copy), _weights(unwrap_model(self._model))
         floating = [own.is_floating_point() for own in ours]
-        means = list(compress(ours, floating))
-        torch._foreach_lerp_(means, list(compress(theirs, floating)), 1 - decay)
+        if any(floating):  # a model may have no weights at all
+            torch._foreach_lerp_(list(compress(ours, floating)), list(compress(theirs, floating)), 1 - decay)
         for own, model, mean in zip(ours, theirs, floating, strict=True):
             if not mean:
                 own.copy_(model)

@@ -51,6 +51,7 @@ class Surroundings:
         path: a scratch file that the processes of this host share; None: there is one process.
         host, hosts: this machine, and how many there are.
         class_weight: (K), what a sample of each class counts; None: all the same.
+        seed: of the run.
     """
 
     epochs: int
@@ -63,6 +64,7 @@ class Surroundings:
     host: int = 0
     hosts: int = 1
     class_weight: Tensor | None = None
+    seed: int = 0
 
 
 class Method(ABC):

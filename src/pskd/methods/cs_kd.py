@@ -11,11 +11,11 @@ from torch import Tensor
 from pskd.errors import PskdError
 from pskd.linear_head import Output
 from pskd.methods.base import ClassWeight, Loss, Method, Surroundings, whole_logits
-from pskd.methods.distilling import check_given, label_losses, label_weights, softened_divergence, where_distilled
+from pskd.methods.distilling import check_given, softened_divergence, where_distilled, with_term
 from pskd.names import methods
 from pskd.random import uniform
 from pskd.settings import NotNegative, Positive, check_arguments
-from pskd.targets import Reduction, Targets, reduced
+from pskd.targets import Reduction, Targets
 
 TEMPERATURE = 4.0  # the paper's
 
@@ -85,13 +85,8 @@ class CSKD(Method):
         distilled: Tensor | None = None,
     ) -> Loss:
         logits = whole_logits(output)
-        weight = self.weight_at(logits)
-        losses, share = label_losses(logits, targets, weight=weight, checks=self._checks)
         divergence = partner_divergence(logits, partner_logits, self.temperature, distilled)
-        cross_entropy = reduced(losses, share, self.reduction)
-        distillation = reduced(self.lam * label_weights(targets, share, weight) * divergence, share, self.reduction)
-        parts = {"cross_entropy": cross_entropy.detach(), "distillation": distillation.detach()}
-        return Loss(cross_entropy + distillation, parts)
+        return with_term(self, logits, targets, self.lam * divergence, None)
 
 
 def partner_divergence(

@@ -5,6 +5,8 @@ A *position* is one of the (B, d1, ...) places of logits (B, K, d1, ...) that ha
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,8 +14,18 @@ from torch import Tensor
 from pskd.checks import ValueChecks
 from pskd.errors import PskdError
 from pskd.fused import weighted
-from pskd.methods.base import IGNORE_INDEX, distilled_mask
-from pskd.targets import Targets, check_probabilities, check_shapes, check_targets, label_target, position_losses
+from pskd.methods.base import IGNORE_INDEX, Loss, Method, distilled_mask
+from pskd.targets import (
+    Past,
+    SoftTarget,
+    Targets,
+    check_probabilities,
+    check_shapes,
+    check_targets,
+    label_target,
+    position_losses,
+    reduced,
+)
 from pskd.tensors import accumulation_dtype
 
 
@@ -35,6 +47,18 @@ def label_losses(
         by_label: the weight of a label multiplies all terms of its target instead.
         checks: through which probabilities on an accelerator are looked at; None: they are not.
     """
+    target = checked_target(logits, targets, weight, checks)
+    if by_label and weight is not None:
+        target, weight = target.emphasised(weight), None
+    if isinstance(epsilon, Tensor) or epsilon:
+        target = target.smoothed(epsilon)
+    return position_losses(logits, target, weight), target.share
+
+
+def checked_target(
+    logits: Tensor, targets: Targets, weight: Tensor | None = None, checks: ValueChecks | None = None
+) -> SoftTarget:
+    """The targets in parts; wrong shapes raise, and wrong values: on a CPU at once, elsewhere through ``checks``."""
     check_shapes(logits, targets, weight=weight)
     if not torch.compiler.is_compiling():
         if logits.device.type == "cpu":
@@ -42,12 +66,7 @@ def label_losses(
         elif checks is not None and isinstance(targets, Tensor) and targets.is_floating_point():
             checks.settle()
             check_probabilities("targets", targets, checks)
-    target = label_target(logits, targets, IGNORE_INDEX, weight)
-    if by_label and weight is not None:
-        target, weight = target.emphasised(weight), None
-    if isinstance(epsilon, Tensor) or epsilon:
-        target = target.smoothed(epsilon)
-    return position_losses(logits, target, weight), target.share
+    return label_target(logits, targets, IGNORE_INDEX, weight)
 
 
 def label_weights(targets: Targets, share: Tensor, weight: Tensor | None) -> Tensor:
@@ -84,3 +103,48 @@ def check_given(name: str, given: Tensor | None, logits: Tensor, what: str) -> T
             " both need the same samples and the same classes"
         )
     return given
+
+
+def with_term(
+    method: Method, logits: Tensor, targets: Targets, term: Tensor, distilled: Tensor | None, name: str = "distillation"
+) -> Loss:
+    """``H(y, p) + term``: the term of every position (B, d1, ...) counts with its label's weight, where distilled."""
+    weight = method.weight_at(logits)
+    losses, share = label_losses(logits, targets, weight=weight, checks=method._checks)
+    term = where_distilled(1.0, distilled, logits) * label_weights(targets, share, weight) * term
+    cross_entropy, added = reduced(losses, share, method.reduction), reduced(term, share, method.reduction)
+    return Loss(cross_entropy + added, {"cross_entropy": cross_entropy.detach(), name: added.detach()})
+
+
+def likelihood(logits: Tensor) -> Tensor:
+    """The softmax (B, K, ...) in the type that sums are made in."""
+    return torch.softmax(logits, 1, accumulation_dtype(logits.dtype))
+
+
+def squared_distance(logits: Tensor, past: Past) -> Tensor:
+    """``mean_j (p_j - past_j)^2`` of every position, (B, d1, ...); 0 where no past is known."""
+    p = likelihood(logits)
+    return (p - past.averaged_with(p.detach(), 1.0)).square().mean(1)
+
+
+def ramp_up(progress: float) -> float:
+    """From almost 0 at progress 0 to 1 at 1 and beyond: ``exp(-5 (1 - progress)^2)``."""
+    return math.exp(-5 * (1 - min(1.0, progress)) ** 2)
+
+
+def dense_labels(logits: Tensor, targets: Targets) -> Tensor:
+    """The targets as class probabilities, shaped like the logits; of an ignored position any."""
+    if isinstance(targets, Tensor) and targets.is_floating_point():
+        return targets.to(accumulation_dtype(logits.dtype))
+    target = label_target(logits, targets, IGNORE_INDEX)
+    assert target.classes is not None
+    assert target.coefficients is not None
+    zeros = torch.zeros_like(logits, dtype=target.coefficients.dtype)
+    return zeros.scatter_add_(1, target.classes, target.coefficients)
+
+
+def own_labels(targets: Targets, distilled: Tensor | None) -> Tensor | None:
+    """The class of each sample that may teach; None where there is none, or nobody knows whose image is mixed."""
+    if isinstance(targets, Tensor):
+        return None if targets.is_floating_point() else targets.long()
+    return None if distilled is None else targets[0].long()

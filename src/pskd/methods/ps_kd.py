@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pskd.checks import outside
 from pskd.errors import PskdError
 from pskd.linear_head import Output, Part
-from pskd.memory.bank import PredictionBank
 from pskd.memory.base import Memory, MemoryStep
 from pskd.memory.snapshot import Snapshot
 from pskd.methods.base import (
     IGNORE_INDEX,
     ClassWeight,
     Loss,
-    Method,
     Surroundings,
     batch_loss,
-    distilled_mask,
     whole_logits,
 )
 from pskd.methods.cs_kd import TEMPERATURE, partner_divergence
 from pskd.methods.distilling import label_weights
 from pskd.methods.ramp import Ramp
+from pskd.methods.remembering import FloatName, Form, Remembering, bank_for, check_trains, fitted, taken
 from pskd.names import methods
 from pskd.schedules import SCHEDULES, Schedule, ScheduleName, constant
 from pskd.settings import Count, NotNegative, Place, Positive, Range, Share, check_arguments
@@ -37,7 +33,6 @@ from pskd.targets import (
     Reduction,
     SoftTarget,
     Targets,
-    check_past,
     check_shapes,
     check_targets,
     label_target,
@@ -46,11 +41,9 @@ from pskd.targets import (
 )
 from pskd.tensors import accumulation_dtype
 
-DENSE_UP_TO = 1000  # classes; above, form=auto keeps the top k
-
 
 @methods.register("ps_kd")
-class PSKD(Method):
+class PSKD(Remembering):
     """``L_t = H((1 - alpha_t) * y + alpha_t * P_(t-1), P_t)`` with ``alpha_t = alpha * schedule(t / epochs)``.
 
     Args:
@@ -92,20 +85,17 @@ class PSKD(Method):
         reduction: Reduction = "mean",
         weight: ClassWeight = None,
     ) -> None:
-        super().__init__(reduction=reduction, weight=weight)
         check_arguments(PSKD.__init__, locals())
         if (epochs is None) == (steps is None):
             raise PskdError(f"epochs={epochs}, steps={steps}: give one of the two, the length of the training")
-        if not isinstance(memory, Memory):
-            raise PskdError(f"memory must be a pskd.PredictionBank or a pskd.Snapshot, got {type(memory).__name__}")
-        self.epochs, self.steps, self.alpha, self.memory, self.partners = epochs, steps, alpha, memory, partners
+        super().__init__(epochs, memory, reduction=reduction, weight=weight)
+        self.steps, self.alpha, self.partners = steps, alpha, partners
         self.schedule = SCHEDULES[schedule] if isinstance(schedule, str) else schedule
         grows = (1.0, constant) if alpha == "auto" else (alpha, self.schedule)
         self._ramp = Ramp(*grows, epochs or steps or 1, "step" if epochs is None else "epoch")
-        self.needs = frozenset({memory.needs, "partner_logits"} if partners else {memory.needs})
-        self._epoch: int | None = None  # the last one (or step) that began, here or in the state that was loaded
         self._counts_itself = steps is not None
-        self._alpha_t: float | None = None  # None before start_epoch
+        if partners:
+            self.needs |= {"partner_logits"}
 
     @classmethod
     def from_settings(
@@ -113,9 +103,9 @@ class PSKD(Method):
         around: Surroundings,
         *,
         memory: Literal["bank", "snapshot"] = "bank",
-        form: Literal["auto", "dense", "topk"] = "auto",
+        form: Form = "auto",
         k: Count = 32,
-        dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float16",
+        dtype: FloatName = "float16",
         path: Annotated[str | None, Place(written=True)] = None,
         momentum: Annotated[float, Range(ge=0, lt=1)] = 0.0,
         refresh: Positive = 1.0,
@@ -144,28 +134,8 @@ class PSKD(Method):
         if memory == "snapshot":
             made = Snapshot(around.model, refresh, around.steps_per_epoch, ema)
         else:
-            made = PredictionBank(
-                around.num_samples,
-                around.num_classes,
-                form=form if form != "auto" else "dense" if around.num_classes <= DENSE_UP_TO else "topk",
-                k=k,
-                dtype=getattr(torch, dtype),
-                path=path or around.path,
-                fingerprint=around.fingerprint,
-                host=around.host,
-                hosts=around.hosts,
-                momentum=momentum,
-            )
+            made = bank_for(around, form, k, dtype, path, momentum=momentum)
         return super().from_settings(around, memory=made, **settings)
-
-    @property
-    def shards(self) -> int:
-        return self.memory.shards
-
-    @property
-    def needs_whole_model(self) -> str | None:
-        whole = isinstance(self.memory, Snapshot)
-        return "a snapshot is a whole copy of the model, take method.memory=bank" if whole else None
 
     def logged(self) -> dict[str, float]:
         return {} if self.alpha == "auto" else {"alpha_t": self.alpha_t}
@@ -173,30 +143,17 @@ class PSKD(Method):
     @property
     def alpha_t(self) -> float:
         """alpha in the current epoch (Eq. 5; the paper counts epochs from 1), or step; of "auto" the most, 1."""
-        if self._alpha_t is None:
-            if self.steps is not None:
-                raise PskdError("alpha_t: no step was made yet")
-            raise PskdError("start_epoch: call start_epoch(epoch) before the first batch of every epoch")
-        return self._alpha_t
+        if self.steps is not None and not self._begun:
+            raise PskdError("alpha_t: no step was made yet")
+        return self._ramp.at(self.epoch)
 
     def start_epoch(self, epoch: int) -> None:
-        """Begin the 0-based ``epoch``; the first one is 0, or follows the state that was loaded."""
-        if self.epochs is None:
-            return
-        before = self._epoch
-        if epoch >= self.epochs:
-            raise PskdError(
-                f"start_epoch({epoch}) is past the last epoch: epochs={self.epochs}, so 0..{self.epochs - 1}"
-            )
-        if before is None and epoch != 0:
-            raise PskdError(
-                f"start_epoch({epoch}) comes first, but no state was loaded: start at 0, or load_state_dict()"
-            )
-        if before is not None and epoch not in (before, before + 1):
-            raise PskdError(
-                f"start_epoch({epoch}) cannot follow epoch {before}: go on with {before + 1}, or make a new PSKD"
-            )
-        self._begin(epoch, self.memory.start_epoch)
+        if self.steps is None:
+            super().start_epoch(epoch)
+
+    def begin(self, epoch: int, *, anew: bool) -> None:
+        self._ramp.at(epoch)  # a schedule that leaves its range is refused before anything changes
+        super().begin(epoch, anew=anew)
 
     def start_step(self, step: int) -> None:
         """Begin the 0-based ``step``, where not every call is one: with ``PSKD(steps=...)``, before its first batch."""
@@ -205,15 +162,15 @@ class PSKD(Method):
         if step < (self._epoch or 0):
             raise PskdError(f"start_step({step}) cannot follow step {self._epoch}")
         self._counts_itself = False
-        self._begin(step, self.memory.start_step)
+        self._begin_step(step)
 
-    def _begin(self, place: int, told: Callable[[int], None]) -> None:
-        alpha = self._ramp.at(place)
+    def _begin_step(self, step: int) -> None:
+        self._ramp.at(step)
         self._checks.settle()
         if self._epoch is None:
             self.memory.clear()  # it may have served another training
-        told(place)
-        self._epoch, self._alpha_t = place, alpha
+        self.memory.start_step(step)
+        self._epoch, self._begun = step, True
 
     def loss(
         self,
@@ -236,16 +193,10 @@ class PSKD(Method):
             partner_logits: shaped like the logits, those of other samples of each one's class; what partners need.
             distilled: (B) or shaped like class indices; where false, the label alone counts and nothing is recorded.
         """
-        self._checks.settle()
-        if not output.requires_grad:
-            raise PskdError("logits have no gradient: call the method in training only, so that no row is overwritten")
+        check_trains(output)
         alpha_t = self._alpha_of_call()
-        key = index if self.memory.needs == "index" else inputs
-        if key is None:
-            needed, memory = self.memory.needs, type(self.memory).__name__
-            raise PskdError(f"{needed} is missing: with a {memory}, call with {needed}=...")
         # The first epoch is plain cross-entropy; without epochs, the memory knows what it has.
-        step = self.memory.step(key, recalls=self.steps is not None or bool(self._epoch))
+        step = self.step(output, index, inputs, recalls=self.steps is not None or self.epoch > 0)
         if self.partners:
             output = whole_logits(output)
         parts: dict[str, Tensor] = {}
@@ -280,11 +231,11 @@ class PSKD(Method):
         step.check(part, logits)
         targets = self._checked(logits, targets)
         labels = targets if isinstance(targets, Tensor) and not targets.is_floating_point() else None
-        take = self._taken(logits, labels, distilled)
+        take = taken(logits, labels, distilled)
         past = step.past(part, labels=labels, take=take)
         target = label_target(logits, targets, IGNORE_INDEX, weight)
         if past is not None:
-            past = _fitted(past, logits, take)
+            past = fitted(past, logits, take)
             alpha = trust(target, past) if self.alpha == "auto" else alpha
             if self.watch is not None:
                 self.watch(logits, targets, past, alpha)
@@ -296,43 +247,25 @@ class PSKD(Method):
     def _alpha_of_call(self) -> float:
         """alpha_t of this batch; where nobody counts steps, it is one."""
         if self._counts_itself:
-            step = 0 if self._epoch is None else self._epoch + 1
-            self._begin(step, self.memory.start_step)
+            self._begin_step(0 if self._epoch is None else self._epoch + 1)
         return self.alpha_t
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch and memory; tensors are views, so save them before the next step."""
-        self._checks.settle()
-        place = -1 if self._epoch is None else self._epoch
-        return {"epoch": place, **self._ramp.state_dict(), "memory": self.memory.state_dict()}
+        return {**super().state_dict(), **self._ramp.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue in the epoch that was saved or after it: ``start_epoch`` takes either.
 
         ``epochs`` or ``steps`` may be others than then; what that makes of alpha is said in a warning.
         """
-        if not {"epoch", "memory"} <= set(state):
-            raise PskdError("state: it is not that of PSKD, which has epoch and memory; use the method that was saved")
         self._ramp.check_state(state)
-        self.memory.load_state_dict(state["memory"])
-        self._epoch = state["epoch"] if state["epoch"] >= 0 else None
-        self._alpha_t = None
+        super().load_state_dict({**self._ramp.state_dict(), **state})  # an older version's says nothing of the length
         if self._epoch is not None:
             self._ramp.tell_change(state, self._epoch)
 
     def __repr__(self) -> str:
-        at = "" if self._alpha_t is None else f" at {self._ramp.unit} {self._epoch}, alpha_t={self._alpha_t:.3g}"
+        at = f" at {self._ramp.unit} {self._epoch}, alpha_t={self.alpha_t:.3g}" if self._begun else ""
         return super().__repr__() + at
-
-    def _taken(self, logits: Tensor, labels: Tensor | None, distilled: Tensor | None) -> Tensor | None:
-        """Where the memory is read and written, (B, d1, ...); None means everywhere."""
-        real = None
-        if labels is not None and outside(labels, logits.shape[1]) is not None:
-            real = labels != IGNORE_INDEX
-        wanted = distilled_mask(distilled, logits)
-        if real is None or wanted is None:
-            return wanted if real is None else real
-        return real & wanted
 
     def _checked(self, logits: Tensor, targets: Targets) -> Targets:
         """The targets, after a look at all values: wrong ones raise here or, on an accelerator, one step later."""
@@ -359,15 +292,6 @@ def ps_kd_loss(logits: Tensor, labels: Tensor, past: Tensor, alpha: float) -> Te
 def trust(target: SoftTarget, past: Past) -> Tensor:
     """alpha of "auto", (B, d1, ...): the square of what the past gave to the label."""
     return target.agreement(past).square().clamp(max=1)
-
-
-def _fitted(past: Past, logits: Tensor, take: Tensor | None) -> Past:
-    """The past on the device of the logits, known only where ``take`` is true."""
-    past = past.to(logits.device)
-    if take is not None:
-        past = past._replace(known=take if past.known is None else take & past.known)
-    check_past(logits, past)
-    return past
 
 
 def _not_finite(logits: Tensor) -> Tensor | None:

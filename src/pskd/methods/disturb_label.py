@@ -1,0 +1,82 @@
+"""DisturbLabel: a part of the labels is wrong on purpose, others in every epoch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pskd.errors import PskdError
+from pskd.linear_head import Output
+from pskd.methods.base import IGNORE_INDEX, ClassWeight, Loss, whole_logits
+from pskd.methods.distilling import label_losses
+from pskd.methods.remembering import Paced
+from pskd.names import methods
+from pskd.random import uniform
+from pskd.settings import Count, Share, check_arguments
+from pskd.targets import Reduction, Targets, reduced
+
+
+@methods.register("disturb_label")
+class DisturbLabel(Paced):
+    """``L = H(y', p)``; with probability ``rate`` y' is drawn from all K classes alike, else it is the label y.
+
+    Args:
+        epochs: the length of the training.
+        rate: the part of the labels that is drawn anew. The paper: 0.1.
+        seed: of the run.
+
+    A drawn label is a pure function of (seed, epoch, sample): call with ``index=``, one per label. Both labels of a
+    mixed pair are drawn, each for itself; class probabilities stay as they are. Where ``distilled`` is false, nothing
+    is drawn.
+
+    Cost: none to speak of. Use it as a baseline: in expectation it is label smoothing.
+
+    Reference: Xie, Wang, Wei, Wang, Tian: DisturbLabel: Regularizing CNN on the Loss Layer, CVPR 2016.
+    """
+
+    name = "disturb_label"
+    needs = frozenset({"index"})
+    takes_weight = True
+
+    def __init__(
+        self,
+        epochs: Count,
+        rate: Share = 0.1,
+        *,
+        seed: int = 0,
+        reduction: Reduction = "mean",
+        weight: ClassWeight = None,
+    ) -> None:
+        super().__init__(reduction=reduction, weight=weight)
+        check_arguments(DisturbLabel.__init__, locals())
+        self.epochs, self.rate, self.seed = epochs, rate, seed
+
+    def loss(
+        self, output: Output, targets: Targets, *, index: Tensor | None = None, distilled: Tensor | None = None
+    ) -> Loss:
+        logits, epoch = whole_logits(output), self.epoch
+        if index is None:
+            raise PskdError("index is missing: call with index=..., the numbers of these training samples")
+        if isinstance(targets, tuple):
+            first = self.disturbed(targets[0], index, logits.shape[1], epoch, distilled)
+            second = self.disturbed(targets[1], index, logits.shape[1], epoch, distilled, which=1)
+            targets = first, second, targets[2]
+        elif not targets.is_floating_point():
+            targets = self.disturbed(targets, index, logits.shape[1], epoch, distilled)
+        losses, share = label_losses(logits, targets, weight=self.weight_at(logits))
+        total = reduced(losses, share, self.reduction)
+        return Loss(total, {"cross_entropy": total.detach()})
+
+    def disturbed(
+        self, labels: Tensor, index: Tensor, num_classes: int, epoch: int, distilled: Tensor | None, which: int = 0
+    ) -> Tensor:
+        """The labels (B, d1, ...) of this epoch."""
+        index = index.to(labels.device)
+        numbers = uniform(
+            index.flatten(), seed=self.seed, epoch=epoch, stream=f"disturbed label {which}", draws=2
+        ).view(*index.shape, 2)
+        drawn = (numbers[..., 1] * num_classes).long()
+        changed = (numbers[..., 0] < self.rate) & (labels != IGNORE_INDEX)
+        if distilled is not None:
+            changed &= distilled.reshape(-1, *[1] * (labels.ndim - distilled.ndim)) != 0
+        return torch.where(changed, drawn, labels.long())

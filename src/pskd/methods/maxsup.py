@@ -1,0 +1,68 @@
+"""Max suppression: the largest logit is held down, whether it is the label's or not."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from pskd.linear_head import Output
+from pskd.methods.base import ClassWeight, Loss, whole_logits
+from pskd.methods.distilling import with_term
+from pskd.methods.remembering import Paced
+from pskd.names import methods
+from pskd.settings import Count, NotNegative, check_arguments
+from pskd.targets import Reduction, Targets
+from pskd.tensors import accumulation_dtype
+
+
+@methods.register("maxsup")
+class MaxSup(Paced):
+    """``L = H(y, p) + alpha_t * (max_j z_j - mean_j z_j)``, alpha_t growing linearly from ``alpha`` to ``last``.
+
+    Args:
+        epochs: the length of the training.
+        alpha: in the first epoch. The authors' code: 0.1.
+        last: in the last epoch. The authors' code: 0.2.
+
+    Logits of -inf are masked classes and left out of the mean. Where ``distilled`` is false, only ``H(y, p)`` counts.
+
+    Cost: none to speak of. Use it where label smoothing helps, but features are to be used for other tasks later.
+
+    Reference: Zhou, Li, Cheng, Yan, Dong, Fritz, Keuper: MaxSup: Overcoming Representation Collapse in Label Smoothing,
+    2025.
+    """
+
+    name = "maxsup"
+    takes_weight = True
+
+    def __init__(
+        self,
+        epochs: Count,
+        alpha: NotNegative = 0.1,
+        last: NotNegative = 0.2,
+        *,
+        reduction: Reduction = "mean",
+        weight: ClassWeight = None,
+    ) -> None:
+        super().__init__(reduction=reduction, weight=weight)
+        check_arguments(MaxSup.__init__, locals())
+        self.epochs, self.alpha, self.last = epochs, alpha, last
+
+    @property
+    def alpha_t(self) -> float:
+        return self.alpha + (self.last - self.alpha) * self.epoch / max(1, self.epochs - 1)
+
+    def logged(self) -> dict[str, float]:
+        return {"alpha_t": self.alpha_t}
+
+    def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None) -> Loss:
+        logits = whole_logits(output)
+        return with_term(self, logits, targets, self.alpha_t * largest_over_mean(logits), distilled, "suppression")
+
+
+def largest_over_mean(logits: Tensor) -> Tensor:
+    """``max_j z_j - mean_j z_j`` of every position, (B, d1, ...)."""
+    logits = logits.to(accumulation_dtype(logits.dtype))
+    masked = logits == -math.inf
+    return logits.amax(1) - logits.masked_fill(masked, 0).sum(1) / (~masked).sum(1)

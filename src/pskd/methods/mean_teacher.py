@@ -1,0 +1,62 @@
+"""Mean teacher: predictions are drawn to those of a copy of the model that follows it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pskd.memory.snapshot import Snapshot
+from pskd.methods.base import ClassWeight, Surroundings
+from pskd.methods.consistency import Consistency
+from pskd.names import methods
+from pskd.settings import Count, NotNegative, Range, Share, check_arguments
+from pskd.targets import Reduction
+
+
+@methods.register("mean_teacher")
+class MeanTeacher(Consistency):
+    """``L = H(y, p) + w_t * mean_j (p_j - q_j)^2``; q is predicted by the exponential mean of the model's weights.
+
+    ``w_t = lam * exp(-5 (1 - t / rampup)^2)`` up to ``rampup``.
+
+    Args:
+        epochs: the length of the training.
+        lam: w_t in the end. The authors' code: 100.
+        rampup: the part of the training in which w_t grows. The authors' code: 5 of 300 epochs.
+        memory: ``Snapshot(model, ema=...)``, called with ``inputs=``.
+
+    The copy predicts in evaluation mode and sees the same, also mixed, images; the authors' one sees another view of
+    them in training mode. Where ``distilled`` is false, only ``H(y, p)`` counts.
+
+    Cost: one forward pass without gradient per step, and one more copy of the weights. Use it where a bank cannot be
+    kept, and where predictions that are steady from step to step are worth a forward pass.
+
+    Reference: Tarvainen, Valpola: Mean Teachers Are Better Role Models, NeurIPS 2017.
+    """
+
+    name = "mean_teacher"
+
+    def __init__(
+        self,
+        epochs: Count,
+        lam: NotNegative = 100.0,
+        rampup: Share = 5 / 300,
+        *,
+        memory: Snapshot,
+        reduction: Reduction = "mean",
+        weight: ClassWeight = None,
+    ) -> None:
+        check_arguments(MeanTeacher.__init__, locals())
+        super().__init__(epochs, lam, rampup, memory, reduction, weight)
+
+    @classmethod
+    def from_settings(
+        cls, around: Surroundings, *, ema: Annotated[float, Range(ge=0, lt=1)] = 0.99, **settings: Any
+    ) -> Self:
+        """With a copy that follows the model.
+
+        Args:
+            ema: how much of its weights the copy keeps in a step. The authors' code: 0.97 to 0.999.
+        """
+        check_arguments(cls.from_settings, locals())
+        memory = Snapshot(around.model, steps_per_epoch=around.steps_per_epoch, ema=ema)
+        return super().from_settings(around, memory=memory, **settings)

@@ -1,0 +1,56 @@
+"""Temporal ensembling: predictions are drawn to the running mean of those in the epochs before."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pskd.memory.bank import PredictionBank
+from pskd.methods.base import ClassWeight
+from pskd.methods.consistency import Consistency
+from pskd.methods.remembering import Banked, unbiased_momentum
+from pskd.names import methods
+from pskd.settings import Count, NotNegative, Range, Share, check_arguments
+from pskd.targets import Reduction
+
+
+@methods.register("temporal_ensembling")
+class TemporalEnsembling(Consistency, Banked):
+    """``L = H(y, p) + w_t * mean_j (p_j - q_j)^2``; q is the mean of the sample's predictions in the epochs before.
+
+    ``w_t = lam * exp(-5 (1 - t / rampup)^2)`` up to ``rampup``; the mean is ``Z / (1 - momentum^n)`` after n epochs,
+    ``Z <- momentum * Z + (1 - momentum) * p``.
+
+    Args:
+        epochs: the length of the training.
+        momentum: in [0, 1). The paper: 0.6.
+        lam: w_t in the end. The authors' code: 100, times the part of the samples that is labelled.
+        rampup: the part of the training in which w_t grows. The authors' code: 80 of 300 epochs.
+        memory: the bank where the mean is kept; call with ``index=``.
+
+    In the first epoch there is no mean, and only ``H(y, p)`` counts, as it does where ``distilled`` is false.
+
+    Cost: one row per sample, no forward pass. Use it where the label shall keep its full weight.
+
+    Reference: Laine, Aila: Temporal Ensembling for Semi-Supervised Learning, ICLR 2017.
+    """
+
+    name = "temporal_ensembling"
+
+    def __init__(
+        self,
+        epochs: Count,
+        momentum: Annotated[float, Range(ge=0, lt=1)] = 0.6,
+        lam: NotNegative = 100.0,
+        rampup: Share = 80 / 300,
+        *,
+        memory: PredictionBank,
+        reduction: Reduction = "mean",
+        weight: ClassWeight = None,
+    ) -> None:
+        check_arguments(TemporalEnsembling.__init__, locals())
+        super().__init__(epochs, lam, rampup, memory, reduction, weight)
+        self.momentum = momentum
+
+    def begin(self, epoch: int, *, anew: bool) -> None:
+        super().begin(epoch, anew=anew)
+        self.memory.momentum = unbiased_momentum(self.momentum, epoch + 1)

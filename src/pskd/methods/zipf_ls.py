@@ -1,0 +1,66 @@
+"""Zipf's label smoothing: the other classes share by their rank, as words of a language do."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pskd.errors import PskdError
+from pskd.linear_head import Output
+from pskd.methods.base import ClassWeight, Loss, Method, whole_logits
+from pskd.methods.distilling import checked_target, with_term
+from pskd.names import methods
+from pskd.settings import NotNegative, check_arguments
+from pskd.targets import Reduction, Targets
+from pskd.tensors import accumulation_dtype
+
+
+@methods.register("zipf_ls")
+class ZipfLS(Method):
+    """``L = H(y, p) + lam * KL(zipf || p without y)``; zipf gives the class of rank r, by its logit, ``(1/r) / sum``.
+
+    This is the part of the method that ranks by logits; the votes of feature maps, which its authors add, are not here.
+
+    Args:
+        lam: lambda, at least 0. The paper: 0.1.
+
+    p without y is the softmax over the K - 1 other classes. Each label of a mixed pair has its divergence, and they are
+    mixed. Where ``distilled`` is false, only ``H(y, p)`` counts.
+
+    Cost: the classes are sorted by their logits; no forward pass, no memory. Use it instead of label smoothing where
+    classes are many.
+
+    Reference: Liang, Li, Bing, Zhao, Tang, Lin, Fan: Efficient One Pass Self-Distillation with Zipf's Label Smoothing,
+    ECCV 2022.
+    """
+
+    name = "zipf_ls"
+    takes_weight = True
+
+    def __init__(self, lam: NotNegative = 0.1, *, reduction: Reduction = "mean", weight: ClassWeight = None) -> None:
+        super().__init__(reduction=reduction, weight=weight)
+        check_arguments(ZipfLS.__init__, locals())
+        self.lam = lam
+
+    def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None) -> Loss:
+        logits = whole_logits(output)
+        target = checked_target(logits, targets, self.weight_at(logits))
+        if target.classes is None or target.coefficients is None:
+            raise PskdError("targets: Zipf's label smoothing needs class indices or mixed pairs, not probabilities")
+        if logits.shape[1] < 2:
+            raise PskdError(f"Zipf's label smoothing needs 2 classes or more, but logits are {tuple(logits.shape)}")
+        each = [zipf_divergence(logits, labels) for labels in target.classes.unbind(1)]
+        portions = target.coefficients / target.coefficients.sum(1, keepdim=True).clamp_min(1e-12)
+        divergence = (torch.stack(each, 1) * portions).sum(1)
+        return with_term(self, logits, targets, self.lam * divergence, distilled)
+
+
+def zipf_divergence(logits: Tensor, labels: Tensor) -> Tensor:
+    """``KL(zipf || p without the label)`` of every position, (B, d1, ...)."""
+    others = logits.to(accumulation_dtype(logits.dtype)).scatter(1, labels[:, None], -math.inf)
+    sorted_log_p = others.log_softmax(1).sort(1, descending=True).values[:, :-1]  # the label comes last
+    shares = 1 / torch.arange(1, logits.shape[1], dtype=sorted_log_p.dtype, device=logits.device)
+    shares = (shares / shares.sum()).view(-1, *[1] * (logits.ndim - 2))
+    return (shares * (shares.log() - sorted_log_p)).sum(1)
