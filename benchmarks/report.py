@@ -51,7 +51,7 @@ def made_up(folder: Path) -> Study:
         run.mkdir()
         logits = torch.randn(TEST, CLASSES, generator=generator)
         logits[torch.arange(TEST), labels] += 3
-        metrics = functional.summarize(functional.score_samples(logits, labels))
+        metrics = functional.summarize(functional.score_samples(logits, labels, from_logits=True))
         np.savez(
             run / "predictions.npz",
             probs=torch.softmax(logits, 1).numpy(),

@@ -16,7 +16,7 @@ def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names: dict[str, Any] = {}
-    setup, mixup, look, longer, stream = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    setup, mixup, look, longer, stream, compiled = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     exec(setup + mixup, names)
     rows = names["distill"].memory.recall(torch.arange(64)).known
     assert 32 < int(rows.sum()) < 64  # of two epochs, a quarter was mixed in both
@@ -29,3 +29,5 @@ def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     shown = capsys.readouterr().out
     assert "alpha goes on with 0.53" in shown
     assert shown.endswith("steps=30) at step 29, alpha_t=0.8\n")
+    exec(compiled, names)
+    assert bool((names["distill"].memory.state_dict()["rows"]["labels"] > 0).all())

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from pskd.checks import ValueChecks, outside
+from pskd.checks import ValueChecks, at_hand, improper, outside
 from pskd.errors import PskdError
 from pskd.fused import Scaled, SoftCrossEntropy, class_sum, weighted
 from pskd.tensors import accumulation_dtype, to_device
@@ -169,7 +169,7 @@ def soft_cross_entropy(
         return loss[0] if reduction == "none" else loss
     check_shapes(logits, targets, past, weight)
     check_fraction("alpha", alpha, logits)
-    if logits.device.type == "cpu" and not torch.compiler.is_compiling():
+    if at_hand(logits):
         check_targets(targets, logits.shape[1], ignore_index)
     target = soft_target(logits, targets, past, alpha, ignore_index, weight)
     loss = position_losses(logits, target, weight)
@@ -325,14 +325,12 @@ def check_targets(targets: Targets, num_classes: int, ignore_index: int, checks:
 
 
 def check_probabilities(name: str, probs: Tensor, checks: ValueChecks) -> None:
-    """Raise where a row (K) of (B, K, ...) has a negative number or does not sum to 1, as far as its type can tell."""
-    tolerance = max(1e-3, torch.finfo(probs.dtype).eps)
-    sums = probs.detach().sum(1, dtype=accumulation_dtype(probs.dtype))
-    fits = ((sums - 1).abs() <= tolerance) & (probs.detach().amin(1) >= -tolerance)
+    """Raise where a row (K) of (B, K, ...) has a negative number or does not sum to 1."""
+    wrong, sums = improper(probs)
     checks.require_none(
-        ~fits,
+        wrong,
         lambda count: (
-            f"{name}: {count} of {fits.numel()} rows are no class probabilities, none negative and 1 in sum (sums"
+            f"{name}: {count} of {wrong.numel()} rows are no class probabilities, none negative and 1 in sum (sums"
             f" {float(sums.min()):.4g} to {float(sums.max()):.4g}): divide each by its sum; several true classes at"
             " once need a binary loss per class"
         ),

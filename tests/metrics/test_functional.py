@@ -33,7 +33,9 @@ def predictions(n: int = 300, classes: int = 7, seed: int = 0, sharpness: float 
 def tied(n: int = 300, classes: int = 7, levels: int = 8) -> tuple[Tensor, Tensor]:
     """Predictions on a coarse grid: confidences are shared by many samples, and classes of one sample are tied too."""
     probs, labels = predictions(n, classes)
-    return (probs * levels).round() / levels, labels
+    counts = (probs * levels).floor()
+    counts[:, 0] += levels - counts.sum(1)
+    return counts / levels, labels
 
 
 def slow_confidence_and_correct(probs: Tensor, labels: Tensor) -> tuple[list[float], list[bool]]:
@@ -146,12 +148,12 @@ def test_top_k_with_fewer_classes_takes_them_all() -> None:
 
 
 def test_nan_is_never_right() -> None:
-    probs = torch.full((4, 3), torch.nan)
-    probs[3] = torch.tensor([0.6, torch.nan, 0.4])
-    assert M.top_k_error(probs, torch.tensor([0, 1, 2, 0]), 1) == 1
-    assert M.top_k_error(probs, torch.tensor([0, 1, 2, 1]), 5) == 1
+    logits = torch.full((4, 3), torch.nan)
+    logits[3] = torch.tensor([0.6, torch.nan, 0.4])
+    assert M.top_k_error(logits, torch.tensor([0, 1, 2, 0]), 1, from_logits=True) == 1
+    assert M.top_k_error(logits, torch.tensor([0, 1, 2, 1]), 5, from_logits=True) == 1
     with pytest.raises(PskdError, match="confidence must lie in 0 to 1, got nan to nan"):
-        M.expected_calibration_error(probs, torch.tensor([0, 1, 2, 0]))
+        M.expected_calibration_error(logits, torch.tensor([0, 1, 2, 0]), from_logits=True)
 
 
 def test_nll_and_brier_are_their_definitions() -> None:
@@ -159,15 +161,39 @@ def test_nll_and_brier_are_their_definitions() -> None:
     rows = list(zip(probs.tolist(), labels.tolist(), strict=True))
     nll = -sum(math.log(row[y]) for row, y in rows) / len(rows)
     brier = sum(sum((p - (c == y)) ** 2 for c, p in enumerate(row)) for row, y in rows) / len(rows)
-    assert M.negative_log_likelihood(probs.log(), labels).item() == pytest.approx(nll, abs=1e-14)
-    assert M.negative_log_likelihood(probs.log() + 5, labels).item() == pytest.approx(nll, abs=1e-14)
+    assert M.negative_log_likelihood(probs, labels).item() == pytest.approx(nll, abs=1e-14)
+    assert M.negative_log_likelihood(probs.log() + 5, labels, from_logits=True).item() == pytest.approx(nll, abs=1e-14)
     assert M.brier_score(probs, labels).item() == pytest.approx(brier, abs=1e-14)
 
 
 def test_nll_stays_finite_where_the_softmax_underflows() -> None:
     logits = torch.tensor([[200.0, 0.0]])
-    assert M.negative_log_likelihood(logits, torch.tensor([1])).item() == 200.0
-    assert M.negative_log_likelihood(logits.softmax(1).log(), torch.tensor([1])).item() == math.inf
+    assert M.negative_log_likelihood(logits, torch.tensor([1]), from_logits=True).item() == 200.0
+    assert M.negative_log_likelihood(logits.softmax(1), torch.tensor([1])).item() == math.inf
+
+
+@pytest.mark.parametrize("make", [predictions, tied])
+def test_logits_give_what_their_probabilities_give(make: Callable[[], tuple[Tensor, Tensor]]) -> None:
+    probs, labels = make()
+    logits = probs.clamp_min(1e-30).log() + 2
+    for metric in (
+        M.top_k_error,
+        M.negative_log_likelihood,
+        M.brier_score,
+        M.expected_calibration_error,
+        M.area_under_risk_coverage,
+        M.excess_area_under_risk_coverage,
+        M.reliability_bins,
+        M.risk_coverage_curve,
+        M.score_samples,
+    ):
+        if make is tied and metric in (M.negative_log_likelihood, M.score_samples):
+            continue  # a label of probability 0
+        found, wanted = metric(logits.softmax(1), labels), metric(logits, labels, from_logits=True)
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12, equal_nan=True)
+        for wrong in (logits, probs.clamp_min(1e-30).log(), 2 * probs, probs - 1 / 7, probs * torch.nan):
+            with pytest.raises(PskdError, match=r"probs: \d+ of 300 rows are no probabilities.*from_logits=True"):
+                metric(wrong, labels)
 
 
 def test_a_hand_computed_example() -> None:
@@ -190,7 +216,7 @@ def test_a_hand_computed_example() -> None:
     assert M.area_under_risk_coverage(probs, labels).item() == pytest.approx(13 / 48)
     assert M.excess_area_under_risk_coverage(probs, labels).item() == pytest.approx(10 / 48)
     assert M.brier_score(probs, labels).item() == pytest.approx((0.02 + 1.28 + 0.405 + 0.32) / 4)
-    assert M.negative_log_likelihood(probs.log(), labels).item() == pytest.approx(
+    assert M.negative_log_likelihood(probs, labels).item() == pytest.approx(
         -(math.log(0.9) + math.log(0.2) + math.log(0.55) + math.log(0.6)) / 4
     )
 
@@ -274,9 +300,9 @@ def test_every_float_type_agrees_with_the_definition_on_the_same_numbers(dtype: 
 def test_half_precision_logits_are_reduced_in_float32() -> None:
     probs, labels = predictions()
     logits = probs.log().to(torch.bfloat16)
-    exact = M.negative_log_likelihood(logits.double(), labels).item()
-    assert M.negative_log_likelihood(logits, labels).item() == pytest.approx(exact, abs=1e-6)
-    scores = M.score_samples(logits, labels)
+    exact = M.negative_log_likelihood(logits.double(), labels, from_logits=True).item()
+    assert M.negative_log_likelihood(logits, labels, from_logits=True).item() == pytest.approx(exact, abs=1e-6)
+    scores = M.score_samples(logits, labels, from_logits=True)
     assert scores.confidence.dtype == scores.nll.dtype == torch.float32
 
 
@@ -319,12 +345,12 @@ def test_summary_of_batches_is_every_metric_in_the_papers_units() -> None:
     logits = probs.float().log() + 3
     probs = logits.softmax(1)
     batches = zip(logits.split(64), labels.split(64), strict=True)
-    summary = M.summarize(M.SampleScores.cat(M.score_samples(*batch) for batch in batches), n_bins=15)
+    summary = M.summarize(M.SampleScores.cat(M.score_samples(*batch, from_logits=True) for batch in batches), n_bins=15)
     assert summary == pytest.approx(
         {
             "top1_error": 100 * M.top_k_error(probs, labels).item(),
             "top5_error": 100 * M.top_k_error(probs, labels, 5).item(),
-            "nll": M.negative_log_likelihood(logits, labels).item(),
+            "nll": M.negative_log_likelihood(logits, labels, from_logits=True).item(),
             "ece": 100 * M.expected_calibration_error(probs, labels, 15).item(),
             "aurc": 1000 * M.area_under_risk_coverage(probs, labels).item(),
             "e_aurc": 1000 * M.excess_area_under_risk_coverage(probs, labels).item(),
@@ -338,8 +364,8 @@ def test_summary_of_batches_is_every_metric_in_the_papers_units() -> None:
 
 def test_top_5_is_ranked_by_logits_where_probabilities_underflow() -> None:
     logits = -200.0 * torch.arange(8.0).flip(0)[None]  # class 7 first, then 6, ...; all but one have probability 0
-    assert M.score_samples(logits, torch.tensor([3])).top5_correct.item()
-    assert not M.score_samples(logits, torch.tensor([2])).top5_correct.item()
+    assert M.score_samples(logits, torch.tensor([3]), from_logits=True).top5_correct.item()
+    assert not M.score_samples(logits, torch.tensor([2]), from_logits=True).top5_correct.item()
 
 
 PROBS, LABELS = torch.full((4, 3), 1 / 3), torch.tensor([0, 1, 2, 0])
@@ -352,25 +378,25 @@ CONFIDENCE, CORRECT = torch.full((4,), 0.5), torch.tensor([True, False, True, Tr
         (lambda: M.top_k_error(PROBS[0], LABELS), r"probs must be floats of shape \(samples, classes\).*\(3,\)"),
         (lambda: M.brier_score(PROBS[:0], LABELS[:0]), r"probs .*at least 1 x 1, got float32 of shape \(0, 3\)"),
         (lambda: M.top_k_error(PROBS.int(), LABELS), r"probs must be floats .*int32"),
-        (lambda: M.negative_log_likelihood(PROBS[:3], LABELS), r"labels .*\(3,\), one for each row of logits.*\(4,\)"),
+        (lambda: M.negative_log_likelihood(PROBS[:3], LABELS), r"labels .*\(3,\), one for each row of probs.*\(4,\)"),
         (lambda: M.expected_calibration_error(PROBS, LABELS[:, None]), r"labels must be class indices .*\(4, 1\)"),
         (lambda: M.area_under_risk_coverage(PROBS, LABELS.float()), r"labels must be class indices .*float32"),
         (lambda: M.area_under_risk_coverage(PROBS, CORRECT), r"labels must be class indices .*bool"),
-        (lambda: M.score_samples(PROBS, LABELS + 1), r"labels must lie in 0 to 2, as logits has 3 classes, got 3"),
+        (lambda: M.score_samples(PROBS, LABELS + 1), r"labels must lie in 0 to 2, as probs has 3 classes, got 3"),
         (lambda: M.reliability_bins(PROBS, LABELS - 100), r"labels must lie in 0 to 2.* got -100: leave out"),
         (lambda: M.top_k_error(PROBS, LABELS, 0), "k must be at least 1, got 0"),
         (lambda: M.expected_calibration_error(PROBS, LABELS, 0), "n_bins must be at least 1, got 0"),
         (lambda: M.reliability_bins_from(CONFIDENCE, CORRECT, -1), "n_bins must be at least 1, got -1"),
-        (
-            lambda: M.expected_calibration_error(PROBS + 5, LABELS),
-            r"0 to 1, got 5\.333 to .*logits\.softmax\(1\)",
-        ),
-        (lambda: M.area_under_risk_coverage(PROBS.log(), LABELS), "0 to 1, got -1.099 to -1.099"),
+        (lambda: M.expected_calibration_error(PROBS + 5, LABELS), r"sums 16 to 16\): of logits .* from_logits=True"),
+        (lambda: M.brier_score(PROBS.log(), LABELS), r"probs: 4 of 4 rows are no probabilities, none negative"),
         (lambda: M.risk_coverage_curve_from(CONFIDENCE[:0], CORRECT[:0]), r"confidence .*at least 1, got .*\(0,\)"),
         (lambda: M.area_under_risk_coverage_from(PROBS, CORRECT), r"confidence must be floats of shape \(samples,\)"),
         (lambda: M.expected_calibration_error_from(CONFIDENCE, CORRECT[1:]), r"correct must be bool of shape \(4,\)"),
         (lambda: M.expected_calibration_error_from(CONFIDENCE, LABELS), r"correct must be bool .*got int64"),
-        (lambda: M.summarize(M.score_samples(PROBS * torch.nan, LABELS)), "got nan to nan: .* diverged"),
+        (
+            lambda: M.summarize(M.score_samples(PROBS * torch.nan, LABELS, from_logits=True)),
+            "got nan to nan: .* diverged",
+        ),
     ],
 )
 def test_wrong_arguments_are_named_in_one_line(call: Callable[[], object], message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,14 +44,14 @@ def expected(logits: Tensor, labels: Tensor) -> dict[str, float]:
         "BrierScore": functional.brier_score(probs, labels),
         "ExcessAreaUnderRiskCoverage": functional.excess_area_under_risk_coverage(probs, labels),
         "ExpectedCalibrationError": functional.expected_calibration_error(probs, labels),
-        "NegativeLogLikelihood": functional.negative_log_likelihood(logits, labels),
-        "TopKError": functional.top_k_error(logits, labels),
+        "NegativeLogLikelihood": functional.negative_log_likelihood(logits, labels, from_logits=True),
+        "TopKError": functional.top_k_error(logits, labels, from_logits=True),
     }
     return {name: value.item() for name, value in values.items()}
 
 
 def collection() -> MetricCollection:
-    return MetricCollection([getattr(metrics, name)() for name in CLASSES])
+    return MetricCollection([getattr(metrics, name)(from_logits=True) for name in CLASSES])
 
 
 def as_floats(values: dict[str, Tensor]) -> dict[str, float]:
@@ -79,11 +80,11 @@ def test_aurc_and_its_excess_share_their_state_in_a_collection() -> None:
 
 def test_a_first_batch_without_errors_does_not_merge_different_metrics() -> None:
     logits, labels = predictions()
-    together = MetricCollection({f"top{k}": metrics.TopKError(k=k) for k in (1, 3, 5)})
+    together = MetricCollection({f"top{k}": metrics.TopKError(k=k, from_logits=True) for k in (1, 3, 5)})
     together.update(torch.eye(8), torch.arange(8))
     together.update(logits, labels)
     for k in (1, 3, 5):
-        errors = round(functional.top_k_error(logits, labels, k).item() * len(labels))
+        errors = round(functional.top_k_error(logits, labels, k, from_logits=True).item() * len(labels))
         assert together.compute()[f"top{k}"].item() == pytest.approx(errors / (len(labels) + 8), abs=1e-12)
 
 
@@ -91,19 +92,30 @@ def test_settings_reach_the_functions() -> None:
     logits, labels = predictions()
     probs = logits.softmax(1)
     ece = metrics.ExpectedCalibrationError(n_bins=3)
-    assert ece(logits, labels) == functional.expected_calibration_error(probs, labels, 3)
-    assert metrics.TopKError(k=2)(logits, labels) == functional.top_k_error(logits, labels, 2)
+    assert ece(probs, labels) == functional.expected_calibration_error(probs, labels, 3)
+    assert metrics.TopKError(k=2)(probs, labels) == functional.top_k_error(probs, labels, 2)
     with pytest.raises(PskdError, match="n_bins must be at least 1"):
         metrics.ExpectedCalibrationError(n_bins=0)
     with pytest.raises(PskdError, match="k must be at least 1"):
         metrics.TopKError(k=0)
 
 
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_class_takes_what_its_function_takes(name: str) -> None:
+    """Probabilities, or logits if it is told so; and the one is not mistaken for the other."""
+    function = getattr(functional, re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower())
+    logits, labels = predictions()
+    assert getattr(metrics, name)()(logits.softmax(1), labels) == function(logits.softmax(1), labels)
+    assert getattr(metrics, name)(from_logits=True)(logits, labels) == function(logits, labels, from_logits=True)
+    with pytest.raises(PskdError, match=r"probs: \d+ of 301 rows are no probabilities.*from_logits=True"):
+        getattr(metrics, name)().update(logits, labels)
+
+
 def test_states_stay_small() -> None:
     logits, labels = predictions()
     sizes = {}
     for name in CLASSES:
-        metric: Metric = getattr(metrics, name)()
+        metric: Metric = getattr(metrics, name)(from_logits=True)
         metric.update(logits, labels)
         states = [getattr(metric, state) for state in metric._defaults]
         tensors = [tensor for state in states for tensor in (state if isinstance(state, list) else [state])]
@@ -136,7 +148,7 @@ dist.init_process_group("gloo", init_method=f"file://{folder}/meeting_point", ra
 values = []
 for first_share in (190, len(labels)):  # the other process has the rest: fewer samples, or none
     mine = slice(0, first_share) if rank == 0 else slice(first_share, None)
-    together = MetricCollection([getattr(metrics, name)() for name in names])
+    together = MetricCollection([getattr(metrics, name)(from_logits=True) for name in names])
     for batch in zip(logits[mine].split(50), labels[mine].split(50)):
         if len(batch[1]):
             together.update(*batch)

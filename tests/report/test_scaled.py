@@ -36,7 +36,7 @@ def test_a_second_table_shows_everybody_calibrated(runs: list[Path], tmp_path: P
     for path, line in zip(runs, lines, strict=True):
         val, test = predictions.read(path, "val"), predictions.read(path)
         temperature = fit_temperature(val.probs.log(), val.labels)
-        scores = functional.score_samples(test.probs.log() / temperature, test.labels)
+        scores = functional.score_samples(test.probs.log() / temperature, test.labels, from_logits=True)
         expected = functional.summarize(scores, 10)
         for name, entry in zip(table.metrics, line.entries, strict=True):
             assert entry is not None

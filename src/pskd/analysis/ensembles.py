@@ -37,7 +37,7 @@ def score(predictions: Predictions, n_bins: int = 10) -> dict[str, float]:
     """Metrics of stored predictions in the paper's units."""
     smallest = 2.0**-149  # what float32 holds at the least: a stored 0 is not certainty
     log_probs = predictions.probs.double().clamp_min(smallest).log()
-    return functional.summarize(functional.score_samples(log_probs, predictions.labels), n_bins)
+    return functional.summarize(functional.score_samples(log_probs, predictions.labels, from_logits=True), n_bins)
 
 
 def ensemble(runs: Sequence[Path], n_bins: int = 10) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pskd.checks import ValueChecks, outside
+from pskd.checks import ValueChecks, at_hand, outside
 from pskd.errors import PskdError
 from pskd.memory.base import Memory, MemoryStep
 from pskd.memory.storage import Storage
@@ -221,7 +221,7 @@ class PredictionBank(Memory):
     def _finite(self, witness: Tensor, take: Tensor | None) -> Tensor | None:
         """``take`` without the rows whose ``witness`` is not finite: a bad step must not spoil the next epoch."""
         finite = torch.isfinite(witness)
-        if finite.device.type == "cpu" and bool(finite.all()):
+        if at_hand(finite) and bool(finite.all()):
             return take
         return finite if take is None else to_device(take, finite.device).flatten() & finite
 
@@ -309,7 +309,7 @@ class PredictionBank(Memory):
         if labels is not None:
             # Compared where the labels are, so that nothing has to wait.
             then, now = to_device(column, labels.device), labels.long() + 1
-            if then.device.type == "cpu" and torch.equal(then, now.to(then.dtype)):
+            if at_hand(then) and torch.equal(then, now.to(then.dtype)):
                 return None
             changed = (then > 0) & (then != now)
             self._checks.require_none(
@@ -340,7 +340,7 @@ class PredictionBank(Memory):
         if kept is not None:
             index = torch.where(kept, index, self._own)
         # Two writes of one row in one step come in no order. So all copies of an index carry the last one's values.
-        if self.device.type != "cpu" or len(torch.unique(index)) < len(index):
+        if not at_hand(index) or len(torch.unique(index)) < len(index):
             ranked, order = torch.sort(index, stable=True)
             last = order[torch.searchsorted(ranked, index, right=True) - 1]
             columns = {name: part[last] for name, part in columns.items()}

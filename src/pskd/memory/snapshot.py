@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from functools import cached_property
 from itertools import compress
 from typing import Annotated, Any
 
@@ -195,16 +194,15 @@ class Snapshot(Memory):
 class _SnapshotStep(MemoryStep):
     def __init__(self, memory: Snapshot, key: Any, recalls: bool) -> None:
         super().__init__(memory, key, recalls)
-        self._snapshot, self._counted = memory, False
-
-    @cached_property
-    def _output(self) -> Output | None:
-        return self._snapshot._output(self._key) if self._recalls else None
+        self._snapshot, self._counted, self._ran = memory, False, not recalls
+        self._output: Output | None = None
 
     def check(self, part: Part | None, logits: Tensor) -> None:
         return
 
     def past(self, part: Part | None, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past | None:
+        if not self._ran:
+            self._output, self._ran = self._snapshot._output(self._key), True
         return _predictions(self._output, part)
 
     def record(

@@ -6,7 +6,6 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
@@ -99,13 +98,10 @@ class Method(ABC):
         if not self.takes_weight and (reduction != "mean" or weight is not None):
             raise PskdError(f"{type(self).__name__} takes neither reduction nor weight: it is a mean over all classes")
         self.reduction, self.weight = reduction, _checked_weight(weight)
+        self._checks = ValueChecks()
 
     def __repr__(self) -> str:
         return described(self)
-
-    @cached_property
-    def _checks(self) -> ValueChecks:
-        return ValueChecks()
 
     def weight_at(self, logits: Tensor) -> Tensor | None:
         """The class weights, where the logits are."""

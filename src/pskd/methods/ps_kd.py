@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pskd.checks import at_hand
 from pskd.errors import PskdError
 from pskd.linear_head import Output, Part
 from pskd.memory.base import Memory, MemoryStep
@@ -297,8 +298,8 @@ def trust(target: SoftTarget, past: Past) -> Tensor:
 def _not_finite(logits: Tensor) -> Tensor | None:
     """True (B, ...) where no prediction can be made: a logit is NaN or +inf, or all are -inf; None: nowhere.
 
-    An accelerator, not to wait for, gets a mask.
+    Values not at hand get a mask.
     """
-    if logits.device.type == "cpu" and math.isfinite(logits.sum(dtype=accumulation_dtype(logits.dtype))):
+    if at_hand(logits) and math.isfinite(logits.sum(dtype=accumulation_dtype(logits.dtype))):
         return None
     return ~torch.isfinite(logits.amax(1))

@@ -1,6 +1,7 @@
 """Error, likelihood, calibration and ranking of a classifier's predictions: pure functions, plain fractions.
 
-Two levels. The first takes ``probs`` (N, K), rows that sum to 1, and ``labels`` (N,), class indices. Calibration and
+Two levels. The first takes ``probs`` (N, K), rows that sum to 1, and ``labels`` (N,), class indices; logits, or
+log-probabilities, are given with ``from_logits=True``. The classes of the same names do the same. Calibration and
 ranking need only how sure the model was and whether it was right, so the second level, the same names with ``_from``,
 takes ``confidence`` (N,) in 0 to 1 and ``correct`` (N,) of type bool. An evaluation loop keeps a few such vectors per
 batch (``score_samples``), joins them, and calls ``summarize`` once.
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pskd.checks import improper
 from pskd.errors import PskdError
 from pskd.metrics.catalogue import FACTORS, METRICS
 from pskd.settings import Range
@@ -59,59 +61,60 @@ class SampleScores(NamedTuple):
         return cls(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def top_k_error(probs: Tensor, labels: Tensor, k: int = 1) -> Tensor:
+def top_k_error(probs: Tensor, labels: Tensor, k: int = 1, *, from_logits: bool = False) -> Tensor:
     """Share of samples whose label is not among the k most probable classes (all K if there are fewer than k).
 
-    Only the order of the classes matters, so logits serve as well. NaN ranks first, and a label that scored NaN last.
+    Of logits, NaN ranks first, and a label that scored NaN last.
     """
     AT_LEAST_ONE.check("k", k)
-    chunks = _chunks("probs", probs, labels)
+    chunks = _chunks(probs, labels, from_logits)
     return _mean(torch.cat([_label_rank(rows, y) >= min(k, rows.shape[1]) for rows, y in chunks]))
 
 
-def negative_log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean of -log p(label), in nats, from the log-softmax of ``logits`` (N, K).
+def negative_log_likelihood(probs: Tensor, labels: Tensor, *, from_logits: bool = False) -> Tensor:
+    """Mean of -log p(label), in nats; infinite if a label had probability 0.
 
-    Log-softmax leaves log-probabilities as they are: where only probabilities exist, as in an ensemble, pass
-    ``probs.log()``. The result is infinite if a label had probability 0.
+    Logits are the better choice where they exist: from their log-softmax, no probability is too small.
     """
-    return _mean(torch.cat([_nll(rows, y) for rows, y in _chunks("logits", logits, labels)]))
+    each = _nll if from_logits else _nll_of_probs
+    return _mean(torch.cat([each(rows, y) for rows, y in _chunks(probs, labels, from_logits)]))
 
 
-def brier_score(probs: Tensor, labels: Tensor) -> Tensor:
+def brier_score(probs: Tensor, labels: Tensor, *, from_logits: bool = False) -> Tensor:
     """Mean squared distance of the probabilities from the one-hot label, summed over classes: 0 (best) to 2."""
-    return _mean(torch.cat([_brier(rows, y) for rows, y in _chunks("probs", probs, labels)]))
+    chunks = _chunks(probs, labels, from_logits)
+    return _mean(torch.cat([_brier(softmax(rows) if from_logits else rows, y) for rows, y in chunks]))
 
 
-def expected_calibration_error(probs: Tensor, labels: Tensor, n_bins: int = 10) -> Tensor:
+def expected_calibration_error(probs: Tensor, labels: Tensor, n_bins: int = 10, *, from_logits: bool = False) -> Tensor:
     """ECE: mean distance between confidence and accuracy over equally wide bins, weighted by their counts."""
-    return expected_calibration_error_from(*confidence_and_correct(probs, labels), n_bins)
+    return expected_calibration_error_from(*confidence_and_correct(probs, labels, from_logits=from_logits), n_bins)
 
 
-def reliability_bins(probs: Tensor, labels: Tensor, n_bins: int = 10) -> ReliabilityBins:
+def reliability_bins(probs: Tensor, labels: Tensor, n_bins: int = 10, *, from_logits: bool = False) -> ReliabilityBins:
     """Count, mean confidence and accuracy in each of ``n_bins`` equally wide bins of confidence."""
-    return reliability_bins_from(*confidence_and_correct(probs, labels), n_bins)
+    return reliability_bins_from(*confidence_and_correct(probs, labels, from_logits=from_logits), n_bins)
 
 
-def area_under_risk_coverage(probs: Tensor, labels: Tensor) -> Tensor:
+def area_under_risk_coverage(probs: Tensor, labels: Tensor, *, from_logits: bool = False) -> Tensor:
     """AURC: the mean risk over all coverages 1/N, 2/N, ..., 1; low if errors are made with low confidence."""
-    return area_under_risk_coverage_from(*confidence_and_correct(probs, labels))
+    return area_under_risk_coverage_from(*confidence_and_correct(probs, labels, from_logits=from_logits))
 
 
-def excess_area_under_risk_coverage(probs: Tensor, labels: Tensor) -> Tensor:
+def excess_area_under_risk_coverage(probs: Tensor, labels: Tensor, *, from_logits: bool = False) -> Tensor:
     """E-AURC: AURC minus the lowest AURC possible with as many errors; 0 if every error ranks below every hit."""
-    return excess_area_under_risk_coverage_from(*confidence_and_correct(probs, labels))
+    return excess_area_under_risk_coverage_from(*confidence_and_correct(probs, labels, from_logits=from_logits))
 
 
-def risk_coverage_curve(probs: Tensor, labels: Tensor) -> RiskCoverage:
+def risk_coverage_curve(probs: Tensor, labels: Tensor, *, from_logits: bool = False) -> RiskCoverage:
     """The error rate among the most confident samples, for each number of them."""
-    return risk_coverage_curve_from(*confidence_and_correct(probs, labels))
+    return risk_coverage_curve_from(*confidence_and_correct(probs, labels, from_logits=from_logits))
 
 
-def confidence_and_correct(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def confidence_and_correct(probs: Tensor, labels: Tensor, *, from_logits: bool = False) -> tuple[Tensor, Tensor]:
     """How sure the model was, ``probs.amax(1)``, and whether it was right (bool): the second level's arguments."""
-    labels = _checked_labels("probs", probs, labels)
-    probs = probs.detach()
+    labels = _checked(probs, labels, from_logits)
+    probs = softmax(probs.detach()) if from_logits else probs.detach()
     confidence = probs.amax(1)
     correct = probs.gather(1, labels[:, None]).squeeze(1) == confidence
     # Right, unless a class before the label is as probable. To look for it in every row would take several times as
@@ -173,18 +176,18 @@ def risk_coverage_curve_from(confidence: Tensor, correct: Tensor) -> RiskCoverag
     return RiskCoverage(covered / len(confidence), risk)
 
 
-def score_samples(logits: Tensor, labels: Tensor) -> SampleScores:
-    """What ``summarize`` needs of a batch: logits, or log-probabilities, (B, K) and class indices (B,)."""
-    labels = _checked_labels("logits", logits, labels)
-    logits = logits.detach()
-    probs = softmax(logits)
+def score_samples(probs: Tensor, labels: Tensor, *, from_logits: bool = False) -> SampleScores:
+    """What ``summarize`` needs of a batch: probabilities, or logits, (B, K) and class indices (B,)."""
+    labels = _checked(probs, labels, from_logits)
+    scores = probs.detach()
+    probs = softmax(scores) if from_logits else scores
     # Ranked by logits: probabilities that round to the same number, such as 0, would be tied.
-    rank = _label_rank(logits, labels)
+    rank = _label_rank(scores, labels)
     return SampleScores(
         confidence=probs.amax(1),
         correct=rank < 1,
-        top5_correct=rank < min(5, logits.shape[1]),
-        nll=_nll(logits, labels),
+        top5_correct=rank < min(5, scores.shape[1]),
+        nll=(_nll if from_logits else _nll_of_probs)(scores, labels),
         brier=_brier(probs, labels),
     )
 
@@ -209,9 +212,9 @@ def _mean(values: Tensor) -> Tensor:
     return values.mean(dtype=torch.float64)
 
 
-def _chunks(name: str, scores: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _chunks(scores: Tensor, labels: Tensor, from_logits: bool) -> list[tuple[Tensor, Tensor]]:
     """Both arguments, checked and cut into pieces of rows that are worked on one after the other."""
-    labels = _checked_labels(name, scores, labels)
+    labels = _checked(scores, labels, from_logits)
     rows = _chunk_rows(scores)
     return list(zip(torch.split(scores.detach(), rows), torch.split(labels, rows), strict=True))
 
@@ -228,6 +231,11 @@ def softmax(logits: Tensor) -> Tensor:
 def _nll(logits: Tensor, labels: Tensor) -> Tensor:
     log_probs = F.log_softmax(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
     return -log_probs.gather(1, labels[:, None]).squeeze(1)
+
+
+def _nll_of_probs(probs: Tensor, labels: Tensor) -> Tensor:
+    likely = probs.gather(1, labels[:, None]).squeeze(1)
+    return -likely.to(torch.promote_types(probs.dtype, torch.float32)).clamp_min(0).log()
 
 
 def _brier(probs: Tensor, labels: Tensor) -> Tensor:
@@ -271,8 +279,9 @@ def _excess(area: Tensor, correct: Tensor) -> Tensor:
     return (area - (i / (n - errors + i)).sum() / n).clamp(min=0)  # rounding may take it just below 0
 
 
-def _checked_labels(name: str, scores: Tensor, labels: Tensor) -> Tensor:
-    """``labels`` as int64, once the two arguments fit each other."""
+def _checked(scores: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
+    """``labels`` as int64, once the two arguments fit each other, and probabilities are such."""
+    name = "logits" if from_logits else "probs"
     if scores.ndim != 2 or not scores.is_floating_point() or scores.numel() == 0:
         raise PskdError(f"{name} must be floats of shape (samples, classes), at least 1 x 1, got {_kind(scores)}")
     if labels.shape != scores.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
@@ -285,6 +294,14 @@ def _checked_labels(name: str, scores: Tensor, labels: Tensor) -> Tensor:
             f"labels must lie in 0 to {scores.shape[1] - 1}, as {name} has {scores.shape[1]} classes, "
             f"got {low if low < 0 else high}: leave out samples without a label"
         )
+    if not from_logits:
+        wrong, sums = improper(scores)
+        if bool(wrong.any()):
+            raise PskdError(
+                f"probs: {int(wrong.sum())} of {len(wrong)} rows are no probabilities, none negative and 1 in sum (sums"
+                f" {float(sums.min()):.4g} to {float(sums.max()):.4g}): of logits or log-probabilities say"
+                " from_logits=True; a model may also have diverged"
+            )
     return labels.long()
 
 

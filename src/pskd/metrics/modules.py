@@ -1,7 +1,7 @@
 """torchmetrics classes over ``pskd.metrics.functional``: they join a MetricCollection and sum over processes.
 
-Each is updated with ``logits`` (N, K) and ``labels`` (N,), so that one call serves a whole collection, and computes a
-plain fraction. Log-probabilities are logits too: pass ``probs.log()`` where only probabilities exist.
+Each is updated with what its function takes: ``probs`` (N, K), rows that sum to 1, and ``labels`` (N,). With
+``from_logits=True`` it is given logits, or log-probabilities, instead. Each computes a plain fraction.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ class _PskdMetric(Metric):
     higher_is_better = False
     full_state_update = False
 
+    def __init__(self, from_logits: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.from_logits = from_logits
+
 
 class _SampleMean(_PskdMetric):
     """A mean over samples. ``state`` names its two sums, of the values and of the samples.
@@ -39,10 +43,10 @@ class _SampleMean(_PskdMetric):
         self.add_state(state, torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
 
     @abstractmethod
-    def batch_mean(self, logits: Tensor, labels: Tensor) -> Tensor: ...
+    def batch_mean(self, probs: Tensor, labels: Tensor) -> Tensor: ...
 
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        total = self.batch_mean(logits, labels) * len(labels)
+    def update(self, probs: Tensor, labels: Tensor) -> None:
+        total = self.batch_mean(probs, labels) * len(labels)
         batch = torch.stack([total, torch.full_like(total, len(labels))])
         setattr(self, self._state, getattr(self, self._state) + batch)
 
@@ -59,8 +63,8 @@ class TopKError(_SampleMean):
         super().__init__(f"top_{k}_errors", **kwargs)
         self.k = k
 
-    def batch_mean(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return functional.top_k_error(logits, labels, self.k)
+    def batch_mean(self, probs: Tensor, labels: Tensor) -> Tensor:
+        return functional.top_k_error(probs, labels, self.k, from_logits=self.from_logits)
 
 
 class NegativeLogLikelihood(_SampleMean):
@@ -69,8 +73,8 @@ class NegativeLogLikelihood(_SampleMean):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__("nll", **kwargs)
 
-    def batch_mean(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return functional.negative_log_likelihood(logits, labels)
+    def batch_mean(self, probs: Tensor, labels: Tensor) -> Tensor:
+        return functional.negative_log_likelihood(probs, labels, from_logits=self.from_logits)
 
 
 class BrierScore(_SampleMean):
@@ -79,8 +83,8 @@ class BrierScore(_SampleMean):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__("brier", **kwargs)
 
-    def batch_mean(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return functional.brier_score(functional.softmax(logits), labels)
+    def batch_mean(self, probs: Tensor, labels: Tensor) -> Tensor:
+        return functional.brier_score(probs, labels, from_logits=self.from_logits)
 
 
 class ExpectedCalibrationError(_PskdMetric):
@@ -94,8 +98,8 @@ class ExpectedCalibrationError(_PskdMetric):
         self.n_bins = n_bins
         self.add_state("sums", torch.zeros(3, n_bins, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        confidence, correct = functional.confidence_and_correct(functional.softmax(logits), labels)
+    def update(self, probs: Tensor, labels: Tensor) -> None:
+        confidence, correct = functional.confidence_and_correct(probs, labels, from_logits=self.from_logits)
         self.sums += functional.bin_sums(confidence, correct, self.n_bins)
 
     def compute(self) -> Tensor:
@@ -113,8 +117,8 @@ class AreaUnderRiskCoverage(_PskdMetric):
         super().__init__(**kwargs)
         self.add_state("signed_confidence", [], dist_reduce_fx="cat")
 
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        confidence, correct = functional.confidence_and_correct(functional.softmax(logits), labels)
+    def update(self, probs: Tensor, labels: Tensor) -> None:
+        confidence, correct = functional.confidence_and_correct(probs, labels, from_logits=self.from_logits)
         self.signed_confidence.append(torch.where(correct, confidence, -confidence).to(self.dtype))
 
     def compute(self) -> Tensor:
@@ -135,5 +139,5 @@ class ExcessAreaUnderRiskCoverage(AreaUnderRiskCoverage):
 def _seen(metric: Metric, state: State) -> State:
     """The state of a metric that has seen a sample; without one, its mean would be 0/0."""
     if not (state.any() if isinstance(state, Tensor) else state):
-        raise PskdError(f"{type(metric).__name__} has seen no sample: call update(logits, labels) before compute()")
+        raise PskdError(f"{type(metric).__name__} has seen no sample: call update(probs, labels) before compute()")
     return state

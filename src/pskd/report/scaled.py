@@ -72,7 +72,7 @@ def _scaled(run: Run) -> Scaled | None:
     except PskdError:
         return None
     temperature = fit_temperature(_log(validation.probs), validation.labels)
-    scores = functional.score_samples(_log(test.probs) / temperature, test.labels)
+    scores = functional.score_samples(_log(test.probs) / temperature, test.labels, from_logits=True)
     return Scaled(temperature, functional.summarize(scores, run.config.eval.ece_bins))
 
 

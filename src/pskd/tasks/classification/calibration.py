@@ -27,7 +27,7 @@ class Effect(BaseModel):
     @classmethod
     def of(cls, log_probs: Tensor, labels: Tensor, temperature: float, bins: int) -> Effect:
         before, after = (
-            functional.summarize(functional.score_samples(rows, labels), bins)
+            functional.summarize(functional.score_samples(rows, labels, from_logits=True), bins)
             for rows in (log_probs, log_probs / temperature)
         )
         shown = ("nll", "ece")

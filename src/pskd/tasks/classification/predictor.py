@@ -220,7 +220,7 @@ class ClassPredictor(Predictor):
     def evaluate(self, config: Config, split: str, group: Group) -> dict[str, Any]:
         samples = self.split(config, split)
         scored = score_split(self.model, samples, len(self.classes), config, self.device, group)
-        scores = functional.score_samples(scored, samples.labels)
+        scores = functional.score_samples(scored, samples.labels, from_logits=True)
         metrics = functional.summarize(scores, config.eval.ece_bins)
         return {**metrics, **detailed(scores, scored.argmax(1), samples.labels, self.classes)}
 

@@ -131,7 +131,8 @@ class Classification(Task):
         samples = self.data.val if split == "val" else self.data.test
         assert samples is not None
         log_probs = score_split(model, samples, self.num_classes, self.config, device, group)
-        metrics = functional.summarize(functional.score_samples(log_probs, samples.labels), self.config.eval.ece_bins)
+        scores = functional.score_samples(log_probs, samples.labels, from_logits=True)
+        metrics = functional.summarize(scores, self.config.eval.ece_bins)
         predictions = {
             "probs": log_probs.exp().numpy(),
             "labels": samples.labels.numpy(),
