@@ -61,6 +61,11 @@ class Snapshot(Memory):
         self._model, self._refresh, self._steps_per_epoch, self.ema = model, refresh, steps_per_epoch, ema
         self.clear()
 
+    @property
+    def model(self) -> nn.Module:
+        """The model in training, without wrappers."""
+        return unwrap_model(self._model)
+
     def clear(self) -> None:
         """Forget the copy."""
         self._copy: nn.Module | None = None
@@ -169,7 +174,7 @@ class Snapshot(Memory):
         if self._copy is None:
             self._copy = self._frozen_copy()
         else:
-            self._copy.load_state_dict(unwrap_model(self._model).state_dict())
+            self._copy.load_state_dict(self.model.state_dict())
         self._share_buffers(self._copy)
 
     @staticmethod
@@ -180,7 +185,7 @@ class Snapshot(Memory):
                 dist.broadcast(buffer, 0)
 
     def _frozen_copy(self) -> nn.Module:
-        model = unwrap_model(self._model)
+        model = self.model
         gradients = [parameter.grad for parameter in model.parameters()]
         try:
             for parameter in model.parameters():
