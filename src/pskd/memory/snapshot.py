@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from itertools import compress
 from typing import Annotated, Any
@@ -45,6 +45,7 @@ class Snapshot(Memory):
     """
 
     needs = "inputs"
+    logits_of: Callable[[Any], Output] | None = None  # makes (B, K, ...) of what the model returns, if it is not that
 
     def __init__(
         self,
@@ -116,6 +117,8 @@ class Snapshot(Memory):
                 output = self._copy(*inputs)
             else:
                 output = self._copy(inputs)
+        if self.logits_of is not None:
+            return self.logits_of(output)
         if not isinstance(output, Tensor | LinearHead):
             found, output = type(output).__name__, getattr(output, "logits", None)
             if not isinstance(output, Tensor | LinearHead):
