@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pskd
 from pskd.errors import PskdError
-from pskd.integrations.lightning import PSKDCallback
+from pskd.integrations.lightning import EpochLoader, PSKDCallback
 
 TRAIN = TensorDataset(PROBLEM.x, PROBLEM.y)
 
@@ -161,6 +161,24 @@ def test_resume_at_the_end_and_in_the_middle_of_an_epoch(tmp_path: Path, memory:
     assert resumed.losses == whole.losses[stop:]
     for name, weight in whole.state_dict().items():
         assert torch.equal(weight, resumed.state_dict()[name])
+
+
+def test_an_epoch_loader_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    def run(path: Path | None) -> Module:
+        module = Module()
+        saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=9, save_top_k=-1)
+        loader = EpochLoader(pskd.Indexed(TRAIN), pskd.EpochSampler(N, BATCH, seed=3))
+        trainer(PSKDCallback(PROBLEM.bank()), saving).fit(module, loader, ckpt_path=path)
+        return module
+
+    def planned(epoch: int) -> list[list[int]]:
+        sampler = pskd.EpochSampler(N, BATCH, seed=3)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    whole = run(None)
+    assert whole.losses == by_hand(PROBLEM.bank(), PROBLEM.net(), planned)
+    assert run(tmp_path / "step=9.ckpt").losses == whole.losses[9:]
 
 
 def test_a_batch_is_what_the_user_says_it_is() -> None:

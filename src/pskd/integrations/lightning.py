@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from pskd.errors import PskdError
 from pskd.integrations import missing
 from pskd.integrations.hosts import load_states, new_channel, states_of_hosts
 from pskd.methods import Method
+from pskd.sampler import EpochSampler
 from pskd.settings import nearest
 
 try:
@@ -63,11 +65,13 @@ class PSKDCallback(Callback):  # type: ignore[misc]
         self._undo: list[Callable[[], None]] = []
         self._channel: Any = None
         self._leads = True
+        self._wait: Callable[[], None] = lambda: None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._check(trainer)
         self._leave()
         self._channel, self._leads = new_channel(self.method), trainer.local_rank == 0
+        self._wait = trainer.strategy.barrier
         if self.criterion is not None:
             self._take_the_place_of(self.criterion, pl_module)
             if "inputs" in self.method.needs and self.inputs is None:
@@ -99,6 +103,8 @@ class PSKDCallback(Callback):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """What the checkpoint has under ``["callbacks"]["PSKDCallback"]``: tensors, numbers and strings."""
+        self.method.state_dict()  # rows that are on their way from an accelerator are written,
+        self._wait()  # those of all processes: Lightning saves in all of them, and process 0 keeps what it has
         return {"hosts": states_of_hosts(self.method, self._channel, leads=self._leads)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -190,6 +196,39 @@ class PSKDCallback(Callback):  # type: ignore[misc]
         self._needs = None
         while self._undo:
             self._undo.pop()()
+
+
+class EpochLoader:
+    """A loader over ``pskd.EpochSampler`` that Lightning resumes in the middle of an epoch, to the sample.
+
+    Args:
+        dataset: the training set, in ``pskd.Indexed``.
+        sampler: which has batch size, seed and the place of this process; ``Trainer(use_distributed_sampler=False)``.
+        settings: of the DataLoader, such as ``num_workers``.
+    """
+
+    def __init__(self, dataset: Any, sampler: EpochSampler, **settings: Any) -> None:
+        self.sampler = self  # where Lightning looks for set_epoch
+        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=sampler, **settings)
+        self._plan, self._steps, self._epoch, self._done = sampler, len(sampler), 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[Any]:
+        self._plan.set_epoch(self._epoch, self._done)
+        for batch in self._loader:
+            self._done = (self._done + 1) % self._steps
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self._done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._done = state["done"]
 
 
 def _taken_off(batch: Any, where: Where) -> Any:

@@ -47,14 +47,6 @@ class IndexedTargets(Indexed):
             raise PskdError(f"target of sample {index} is {label}; allowed are classes 0..{2**_BITS - 1}")
         return image, (index << _BITS) + label
 
-    @property
-    def transform(self) -> Any:
-        return self.dataset.transform
-
-    @transform.setter
-    def transform(self, transform: Any) -> None:
-        self.dataset.transform = transform
-
     def set_epoch(self, epoch: int) -> None:
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
@@ -65,7 +57,7 @@ class IndexedTargets(Indexed):
         return {**self.__dict__, "_begin": []}  # a worker gets no bank
 
 
-class PSKDTask(ClassificationTask):  # type: ignore[misc]
+class PSKDTask(ClassificationTask):
     """``ClassificationTask`` whose loss is ``method``; its state is in timm's checkpoints, as their ``task_state``.
 
     Args:
@@ -76,6 +68,8 @@ class PSKDTask(ClassificationTask):  # type: ignore[misc]
 
     Several processes: give the bank ``path=FILE``, which they share, on one host.
     """
+
+    method: Method
 
     def __init__(self, model: nn.Module, method: Method, data: IndexedTargets | None = None, **settings: Any) -> None:
         unmade = sorted(method.needs - {"index", "inputs"})
@@ -93,6 +87,7 @@ class PSKDTask(ClassificationTask):  # type: ignore[misc]
         if data is None and "index" in method.needs:
             raise PskdError("data: a bank needs the index of each sample: give IndexedTargets(dataset_train)")
         super().__init__(model, method, **settings)
+        self.method = method
         self._has_index = data is not None
         if data is not None:
             data._begin.append(self._start_epoch)
@@ -101,7 +96,7 @@ class PSKDTask(ClassificationTask):  # type: ignore[misc]
         # Process 0 comes here when it has saved; until then no other may write a row of the next epoch.
         if dist.is_available() and dist.is_initialized():
             dist.barrier()
-        self.criterion.start_epoch(epoch)
+        self.method.start_epoch(epoch)
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         """``loss`` and ``output`` (logits) of images (B, ...) and the targets (B) of ``IndexedTargets``."""
@@ -114,16 +109,16 @@ class PSKDTask(ClassificationTask):  # type: ignore[misc]
                 )
             target, index = target & (2**_BITS - 1), target >> _BITS
         output = self.trainable_module(input)
-        return {"loss": self.criterion(output, target, index=index, inputs=input), "output": output}
+        return {"loss": self.method(output, target, index=index, inputs=input), "output": output}
 
     def get_task_state(self, module: nn.Module | None = None, ema: bool = False) -> dict[str, Any]:
-        return {} if ema else self.criterion.state_dict()
+        return {} if ema else self.method.state_dict()
 
     def load_task_state(
         self, state: dict[str, Any] | None, strict: bool = True, module: nn.Module | None = None, ema: bool = False
     ) -> None:
         if state and not ema:
-            self.criterion.load_state_dict(state)
+            self.method.load_state_dict(state)
 
 
 class _Reader:

@@ -216,7 +216,7 @@ class PSKDTrainer(PSKDMixin, Trainer):  # type: ignore[misc]
     """``transformers.Trainer`` whose training loss is ``method``; see ``PSKDMixin``."""
 
 
-class _Epochs(TrainerCallback):  # type: ignore[misc]
+class _Epochs(TrainerCallback):
     """Begins the method's epochs. They are counted: ``state.epoch`` lags behind where an epoch was ended early."""
 
     def __init__(self, method: Method) -> None:
