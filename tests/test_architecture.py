@@ -17,6 +17,7 @@ LAYERS = (
     ("names", "settings", "tensors", "schedules", "fused"),
     ("calibration", "checks", "random", "targets", "linear_head", "indexed", "plan", "sampler"),
     ("memory", "methods", "metrics"),
+    ("integrations",),
     ("registry",),
     ("config", "recipes"),
     ("data", "augment", "models"),

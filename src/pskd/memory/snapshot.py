@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import compress
 from typing import Annotated, Any
 
@@ -44,6 +44,7 @@ class Snapshot(Memory):
     """
 
     needs = "inputs"
+    logits_of: Callable[[Any], Output] | None = None  # makes (B, K, ...) of what the model returns, if it is not that
 
     def __init__(
         self,
@@ -59,6 +60,11 @@ class Snapshot(Memory):
             raise PskdError(f"refresh={refresh} is not a whole number of epochs: give steps_per_epoch too")
         self._model, self._refresh, self._steps_per_epoch, self.ema = model, refresh, steps_per_epoch, ema
         self.clear()
+
+    @property
+    def model(self) -> nn.Module:
+        """The model in training, without wrappers."""
+        return unwrap_model(self._model)
 
     def clear(self) -> None:
         """Forget the copy."""
@@ -110,6 +116,8 @@ class Snapshot(Memory):
                 output = self._copy(*inputs)
             else:
                 output = self._copy(inputs)
+        if self.logits_of is not None:
+            return self.logits_of(output)
         if not isinstance(output, Tensor | LinearHead):
             found, output = type(output).__name__, getattr(output, "logits", None)
             if not isinstance(output, Tensor | LinearHead):
@@ -168,7 +176,7 @@ class Snapshot(Memory):
         if self._copy is None:
             self._copy = self._frozen_copy()
         else:
-            self._copy.load_state_dict(unwrap_model(self._model).state_dict())
+            self._copy.load_state_dict(self.model.state_dict())
         self._share_buffers(self._copy)
 
     @staticmethod
@@ -179,7 +187,7 @@ class Snapshot(Memory):
                 dist.broadcast(buffer, 0)
 
     def _frozen_copy(self) -> nn.Module:
-        model = unwrap_model(self._model)
+        model = self.model
         gradients = [parameter.grad for parameter in model.parameters()]
         try:
             for parameter in model.parameters():
