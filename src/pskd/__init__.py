@@ -23,6 +23,7 @@ _HOME = {
     "LinearHead": "pskd.linear_head",
     "soft_cross_entropy": "pskd.targets",
     "Run": "pskd.use.run",
+    "export": "pskd.api",
     "load": "pskd.api",
     "train": "pskd.api",
     "register_data": "pskd.registry",
@@ -49,6 +50,7 @@ __all__ = [
     "Run",
     "SameClassPartners",
     "Snapshot",
+    "export",
     "load",
     "memory",
     "methods",
@@ -66,7 +68,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from pskd import memory, methods, metrics, models, schedules
-    from pskd.api import load, train
+    from pskd.api import export, load, train
     from pskd.indexed import Indexed
     from pskd.linear_head import LinearHead
     from pskd.memory import Memory, PredictionBank, Snapshot

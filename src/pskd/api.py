@@ -66,6 +66,52 @@ def load(
     return Predictor.from_run(Path(run), best=best, device=device, allow_code=allow_code)
 
 
+def export(
+    run: str | os.PathLike[str],
+    form: str,
+    out: str | os.PathLike[str],
+    *,
+    calibrated: bool = False,
+    preprocessing: bool = False,
+    best: bool = False,
+    allow_code: bool = False,
+) -> str:
+    """Write a finished run's model for other programs, as `pskd export` does; returns a line about it.
+
+    Args:
+        run: its folder.
+        form: "onnx", "pt2" (torch.export), or "hub": a folder to publish.
+        out: the file or folder, which must not be there yet.
+        calibrated: fold the temperature in, which `pskd calibrate` found.
+        preprocessing: take uint8 images (N, H, W, C) instead of normalised float32 (N, C, H, W).
+    """
+    need_workbench("pskd.export")
+    from pskd.report.card import write_card
+    from pskd.runs import weights
+    from pskd.runs.folder import RunFolder
+    from pskd.tasks.predictor import Predictor
+    from pskd.use.export import FORMATS, export_file
+    from pskd.use.hub import new_folder
+
+    source, target = Path(run), Path(out)
+    predictor = Predictor.from_run(source, best=best, device="cpu", allow_code=allow_code)
+    if form in FORMATS:
+        folder = RunFolder(source)
+        config = folder.config(allow_code=allow_code) if folder.config_file.is_file() else None
+        model = predictor.deployed(config, calibrated=calibrated, preprocessing=preprocessing)
+        return export_file(model, form, target).text()
+    if form != "hub":
+        raise PskdError(f"--format {form} is not there; allowed are {', '.join(FORMATS)}, hub")
+    if calibrated or preprocessing:
+        raise PskdError(
+            "--calibrated and --with-preprocessing are for onnx and pt2: a hub folder has its calibration beside"
+        )
+    with new_folder(target) as beside:
+        predictor.save_for_hub(beside, weights.path_of(source, best=best))
+        write_card(source, predictor, beside)
+    return f"{target}: weights, config.json and README.md; fill in the intended use, then publish it"
+
+
 def settings(words: Sequence[str], *, resume: bool = False) -> tuple[Config | None, list[str]]:
     """The configuration that a recipe's name and `key=value` words describe, and the latter.
 

@@ -207,3 +207,15 @@ def test_two_processes_have_exact_metrics(trunk: Path, tmp_path: Path) -> None:
     assert result["processes"] == 2
     assert alone["ap_per_class"] == pytest.approx(result["ap_per_class"])
     assert [alone[name] for name in ("map50", "coco_ap")] == pytest.approx([result[n] for n in ("map50", "coco_ap")])
+
+
+def test_a_hub_folder_is_loaded_and_files_are_refused(finished: Path, tmp_path: Path) -> None:
+    from pskd.api import export, load
+
+    export(finished, "hub", tmp_path / "hub")
+    image = np.random.default_rng(0).integers(0, 256, (40, 50), dtype=np.uint8)
+    one, other = (load(path)(image, min_score=0.0) for path in (finished, tmp_path / "hub"))
+    assert one.objects
+    assert one.objects == other.objects
+    with pytest.raises(PskdError, match=r"torch\.export cannot follow a Faster R-CNN"):
+        export(finished, "onnx", tmp_path / "model.onnx")

@@ -202,7 +202,7 @@ def test_an_evaluation_says_where_the_mistakes_are(trained: Path, capfd: pytest.
     assert 100 * (1 - float(matrix.trace()) / len(made.labels)) == pytest.approx(found["top1_error"])
     assert found["coverage_at_1"] <= found["coverage_at_5"] <= found["coverage_at_10"]
     pair = found["most_confused"][0]
-    assert matrix[int(pair["label"]), int(pair["taken_for"])] == pair["count"]
+    assert matrix[int(pair["label"]), int(pair["taken_for"])] == pair["times"]
     _, out, _ = pskd(capfd, "evaluate", str(trained))
-    assert f"  {pair['label']} taken for {pair['taken_for']}: {pair['count']} of " in out
+    assert f"  {pair['label']} taken for {pair['taken_for']}: {pair['times']} of " in out
     assert "Coverage at 1% error" in out

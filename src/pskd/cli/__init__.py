@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from pskd import __version__
-from pskd.cli import predict, recipes, study, train, use  # noqa: F401  # their commands
+from pskd.cli import export, predict, recipes, study, train, use  # noqa: F401  # their commands
 from pskd.cli.options import app, show
 from pskd.errors import PskdError
 

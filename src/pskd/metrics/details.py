@@ -24,7 +24,7 @@ class Confusion(NamedTuple):
 
     label: int
     taken_for: int
-    count: int
+    times: int
     share: float
 
 

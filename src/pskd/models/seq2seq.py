@@ -34,6 +34,20 @@ class Seq2Seq(nn.Module):
         hidden = body(**inputs).last_hidden_state
         return LinearHead(hidden, head.weight, head.bias if bias is None else bias[0])
 
+    @staticmethod
+    def search(beam: int, length_penalty: float, max_new_tokens: int) -> Any:
+        """How the library shall look for a translation: its ``GenerationConfig``."""
+        return _transformers().GenerationConfig(
+            num_beams=beam,
+            length_penalty=length_penalty if beam > 1 else None,
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            suppress_tokens=[PAD],
+            pad_token_id=PAD,
+            eos_token_id=END,
+            decoder_start_token_id=PAD,
+        )
+
     @torch.no_grad()
     def translate(self, source: Tensor, source_mask: Tensor, beam: int, length_penalty: float) -> Tensor:
         """The best translations by beam search, (B, T), with END and PAD behind each.
@@ -47,22 +61,11 @@ class Seq2Seq(nn.Module):
             elsewhere = torch.arange(scores.shape[1], device=scores.device) != END
             return scores.masked_fill(over[:, None] & elsewhere, -torch.inf)
 
-        library = _transformers()
-        search = library.GenerationConfig(
-            num_beams=beam,
-            length_penalty=length_penalty if beam > 1 else None,
-            max_new_tokens=int(limits.max()),
-            do_sample=False,
-            suppress_tokens=[PAD],
-            pad_token_id=PAD,
-            eos_token_id=END,
-            decoder_start_token_id=PAD,
-        )
         found: Tensor = self.net.generate(
             input_ids=source,
             attention_mask=source_mask.long(),
-            generation_config=search,
-            logits_processor=library.LogitsProcessorList([end_in_time]),
+            generation_config=self.search(beam, length_penalty, int(limits.max())),
+            logits_processor=_transformers().LogitsProcessorList([end_in_time]),
         )
         ends = found[:, 1:] == END
         return found[:, 1:].masked_fill(ends.cumsum(1) > ends, PAD)  # the library fills up with END if PAD is 0

@@ -46,7 +46,7 @@ def confusions(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -
 def in_words(matrix: Tensor, classes: Sequence[str]) -> str:
     """The most confused pairs."""
     pairs = [
-        f"{classes[pair.label]} for {classes[pair.taken_for]} ({pair.count:,}, {pair.share:.1%} of them)"
+        f"{classes[pair.label]} for {classes[pair.taken_for]} ({pair.times:,}, {pair.share:.1%} of them)"
         for pair in most_confused(matrix)
     ]
     return f"Most often it takes {'; '.join(pairs)}." if pairs else "It makes no mistake."

@@ -55,6 +55,9 @@ class Figure:
         text = re.sub(r'(id="|url\(#|href="#)', rf"\1{self.name}-", text)
         return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', "", text, count=1)
 
+    def png(self) -> bytes:
+        return self._rendered("png")
+
     def save(self, folder: Path) -> None:
         with one_line_errors("figure"):
             folder.mkdir(parents=True, exist_ok=True)

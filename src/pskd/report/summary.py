@@ -292,7 +292,7 @@ def _notes(collection: Collection, frames: Mapping[str, Sequence[Line]], ensembl
     return notes
 
 
-def _markdown_escaped(text: str) -> str:
+def markdown_escaped(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "\\|*_`<>[]" else letter for letter in text)
 
 
@@ -301,7 +301,7 @@ def _latex_escaped(text: str) -> str:
     return "".join(special.get(letter, f"\\{letter}" if letter in "&%$#_{}" else letter) for letter in text)
 
 
-MARKDOWN = Style(_markdown_escaped, str, "**{}**", "†", "\\*")
+MARKDOWN = Style(markdown_escaped, str, "**{}**", "†", "\\*")
 LATEX = Style(
     _latex_escaped, lambda text: "$" + text.replace("±", r"\pm") + "$", r"{{\boldmath{}}}", r"$^\dagger$", r"$^*$"
 )

@@ -45,7 +45,7 @@ def _class_lines(result: Mapping[str, Any]) -> list[str]:
             f"{name:<{width}}  {by_class[name]['samples']:>7,}  {numbers[0]:>7}  {numbers[1]:>9}  {numbers[2]:>7}"
         )
     pairs = [
-        f"  {one_line(pair['label'])} taken for {one_line(pair['taken_for'])}: {pair['count']:,}"
+        f"  {one_line(pair['label'])} taken for {one_line(pair['taken_for'])}: {pair['times']:,}"
         f" of {by_class[one_line(pair['label'])]['samples']:,} ({pair['share']:.1%})"
         for pair in result.get("most_confused", [])
     ]

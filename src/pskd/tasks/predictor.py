@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -166,6 +167,21 @@ class Predictor(ABC):
         It is tried on test samples of the configuration's data, or on noise where there are none.
         """
         raise PskdError(f"a run of {self.about.task} cannot be exported to this format; {self.export_hint}")
+
+    def save_for_hub(self, folder: Path, weights_file: Path) -> None:
+        """Write weights and all that is needed to use them into a folder of their own."""
+        shutil.copyfile(weights_file, folder / "model.safetensors")
+        if self.calibration is not None:
+            calibration.write(folder / "model.safetensors", self.calibration)
+        (folder / "config.json").write_text(json.dumps(self.hub_config(), indent=2) + "\n", encoding="utf-8")
+
+    def hub_config(self) -> dict[str, Any]:
+        """What config.json says of the model."""
+        return {"library": "pskd", **self.about.model_dump(mode="json")}
+
+    def loading(self) -> dict[str, str]:
+        """Lines of Python that load that folder, which they call FOLDER, by library."""
+        return {"pskd": 'import pskd\n\npredict = pskd.load("FOLDER")'}
 
     def pictures(self, config: Config, which: Sequence[int], fingerprint: str) -> list[np.ndarray] | None:
         """Test samples as images, (H, W, C) uint8; None where the data has another fingerprint, or no pictures."""

@@ -23,6 +23,7 @@ from pskd.metrics.details import class_scores, confusion_matrix, coverage_at_ris
 from pskd.runs.group import Group
 from pskd.runs.sharding import is_spread
 from pskd.runs.trust import plain_options
+from pskd.tasks.classification import hub
 from pskd.tasks.classification.calibration import ClassCalibration, Effect, probabilities
 from pskd.tasks.classification.deployed import DeployedClassifier
 from pskd.tasks.predictor import About, Answer, Deployed, Predictor
@@ -253,6 +254,12 @@ class ClassPredictor(Predictor):
         except PskdError as error:
             noise = torch.randint(0, 256, (TRIED, self.view.channels, *self.view.size), generator=torch.Generator())
             return noise.to(torch.uint8), f"{TRIED} images of noise, as its data is not here ({error})"
+
+    def hub_config(self) -> dict[str, Any]:
+        return hub.hub_config(self.about.model, self.classes, self.view)
+
+    def loading(self) -> dict[str, str]:
+        return hub.loading(self.about.model, self.classes, self.view)
 
     def pictures(self, config: Config, which: Sequence[int], fingerprint: str) -> list[np.ndarray] | None:
         samples = self.split(config, "test")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pskd.config import Config
 from pskd.data.text import sources
 from pskd.data.text.pairs import TextData
-from pskd.data.text.tokenizer import Tokenizer
+from pskd.data.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
 from pskd.errors import PskdError
 from pskd.models import seq2seq
 from pskd.models.seq2seq import POSITIONS, Seq2Seq
@@ -99,6 +99,34 @@ class TranslationPredictor(Predictor):
         """Token numbers (B, S) of sentences, and which of them are real."""
         source, mask, _ = self.tokenizer.encode(texts, POSITIONS).batch(torch.arange(len(texts)))
         return source, mask
+
+    def save_for_hub(self, folder: Path, weights_file: Path) -> None:
+        """As transformers has it. The search is the run's own; translations of any length it can see are allowed."""
+        from tokenizers import Tokenizer as Encoding
+        from tokenizers import processors
+        from transformers import PreTrainedTokenizerFast
+
+        encoding = Encoding.from_str(self.about.tokenizer)
+        end = encoding.id_to_token(END)
+        encoding.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, END)])
+        named = {"pad_token": encoding.id_to_token(PAD), "eos_token": end, "unk_token": encoding.id_to_token(UNKNOWN)}
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=encoding, model_max_length=POSITIONS, clean_up_tokenization_spaces=False, **named
+        )
+        net = self.model.net
+        net.generation_config = self.model.search(max_new_tokens=POSITIONS - 1, **self.about.search.model_dump())
+        net.save_pretrained(folder, safe_serialization=True)
+        tokenizer.save_pretrained(folder)
+
+    def loading(self) -> dict[str, str]:
+        lines = (
+            "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
+            'tokenizer = AutoTokenizer.from_pretrained("FOLDER")\n'
+            'model = AutoModelForSeq2SeqLM.from_pretrained("FOLDER")\n'
+            'batch = tokenizer(["a sentence"], return_tensors="pt", padding=True)\n'
+            "print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))"
+        )
+        return {"transformers": lines}
 
     def evaluate(self, config: Config, split: str, group: Group) -> dict[str, Any]:
         found = load_data(config)
