@@ -73,6 +73,9 @@ def test_the_learning_rate_is_a_function_of_progress() -> None:
     cosine = OptimConfig(schedule="cosine", warmup=10)
     assert cosine.factor(5, 110) == pytest.approx(0.5)
     assert [cosine.factor(p, 110) for p in (10, 60, 110)] == pytest.approx([1, 0.5, 0])
+    cyclic = OptimConfig(schedule="cyclic", cycles=2, warmup=10)
+    factors = [cyclic.factor(p, 110) for p in (5, 10, 35, 59.999, 60, 85)]
+    assert factors == pytest.approx([0.5, 1, 0.5, 0, 1, 0.5], abs=1e-6)
 
 
 def test_defaults_are_a_configuration() -> None:
