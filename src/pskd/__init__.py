@@ -15,6 +15,9 @@ _HOME = {
     "PSKD": "pskd.methods",
     "SameClassPartners": "pskd.methods",
     "TFKD": "pskd.methods",
+    "BYOT": "pskd.methods",
+    "DDGSD": "pskd.methods",
+    "DLB": "pskd.methods",
     "CRL": "pskd.methods",
     "ELR": "pskd.methods",
     "OLS": "pskd.methods",
@@ -45,8 +48,11 @@ _HOME = {
 _MODULES = ("memory", "methods", "metrics", "models", "schedules")
 
 __all__ = [
+    "BYOT",
     "CRL",
     "CSKD",
+    "DDGSD",
+    "DLB",
     "ELR",
     "OLS",
     "PSKD",

@@ -80,16 +80,16 @@ def test_wrong_use_is_said_in_a_line(name: str) -> None:
             method(logits.detach(), labels, index=index)
 
 
-@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("name", [*NEW, "byot", "ddgsd", "dlb"])
 def test_the_workbench_trains_it_with_a_mix(name: str, tmp_path: Path) -> None:
     train(small(f"method={name}", "augment.mix=cutmix", "epochs=2"), tmp_path / "run")
     assert all(math.isfinite(record["train_loss"]) for record in metrics_of(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("name", ["crl", "mean_teacher", "ols"])
+@pytest.mark.parametrize("name", ["byot", "crl", "dlb", "mean_teacher", "ols"])
 def test_the_workbench_resumes_it_to_the_bit(name: str, tmp_path: Path) -> None:
-    """One of a bank's, one of a snapshot's, one with a state of its own."""
-    config = small(f"method={name}", "train.save_every=1epochs")
+    """Heads, a bank, a last batch, a snapshot, a state of its own; in the middle of an epoch of seven steps."""
+    config = small(f"method={name}", "train.save_every=10steps")
     train(config, tmp_path / "whole")
 
     class Enough(Exception):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pskd import CSKD, PSKD, TFKD, Hard, LabelSmoothing, LinearHead, Method, PredictionBank, Snapshot, linear_head
 from pskd.errors import PskdError
-from pskd.methods import ELR, OLS, Focal, Loss, MaxSup, MeanTeacher, Surroundings, TemporalEnsembling
+from pskd.methods import BYOT, DDGSD, ELR, OLS, Focal, Loss, MaxSup, MeanTeacher, Surroundings, TemporalEnsembling
 
 K, IGNORED = 5, -100
 WEIGHT = torch.tensor([0.5, 2.0, 0.0, 1.5, 3.0], dtype=torch.float64)
@@ -109,6 +109,25 @@ def consistent(z: Tensor, y: Tensor, w: Tensor, other: Tensor, taken: bool) -> T
     return by_class(y, z, w) + lam * taken * (y * w).sum() * (z.softmax(0) - other.softmax(0)).square().mean()
 
 
+def two_views(z: Tensor, y: Tensor, w: Tensor, other: Tensor, taken: bool) -> Tensor:
+    if not taken:
+        return by_class(y, z, w)
+    a, b = (z / 3).softmax(0).detach(), (other / 3).softmax(0)
+    divergence = 9 * (kl(b, z / 3) + kl(a, other / 3))
+    return (by_class(y, z, w) + by_class(y, other, w)) / 2 + 0.7 * (y * w).sum() * divergence
+
+
+def byot(z: Tensor, y: Tensor, w: Tensor, other: Tensor, taken: bool) -> Tensor:
+    """Two heads; the features of the first differ from those of the end, by 2 in each of three dimensions."""
+    total = by_class(y, z, w)
+    for head, far in ((other, 1), (2 * other, 0)):
+        alpha = 0.3 * taken
+        total = total + (1 - alpha) * by_class(y, head, w)
+        taught = alpha * 9 * kl((z.detach() / 3).softmax(0), head / 3) + 0.01 * taken * far * 3 * 4
+        total = total + (y * w).sum() * taught
+    return total
+
+
 def second_epoch(method: Method, first: Tensor = OTHER) -> Method:
     method.start_epoch(0)
     given = {name: GIVEN[name] for name in method.needs}
@@ -131,6 +150,8 @@ METHODS: list[tuple[Callable[..., Method], Callable[..., Tensor]]] = [
     (lambda **s: distilling(partners=0.5, **s), with_partners),
     (lambda **s: second_epoch(MaxSup(3, **s)), max_sup),
     (lambda **s: Focal(3.0, **s), focal),
+    (lambda **s: DDGSD(3.0, 0.7, **s), two_views),
+    (lambda **s: BYOT(3.0, 0.3, 0.01, **s), byot),
     (lambda **s: second_epoch(OLS(3, K, 0.6, **s), BETTER), ols),
     (lambda **s: second_epoch(ELR(3, 0.8, 3.0, memory=rows(), **s)), elr),
     (lambda **s: second_epoch(TemporalEnsembling(3, 0.6, 7.0, 2 / 3, memory=rows(), **s)), consistent),
@@ -141,6 +162,9 @@ GIVEN: dict[str, Any] = {
     "inputs": OTHER,
     "partner_logits": OTHER,
     "teacher_logits": OTHER,
+    "view_logits": OTHER,
+    "head_logits": [OTHER, 2 * OTHER],
+    "head_features": [torch.full((6, 3), 3.0).double(), torch.ones(6, 3).double(), torch.ones(6, 3).double()],
     "distilled": DISTILLED,
 }
 

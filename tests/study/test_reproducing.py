@@ -15,6 +15,7 @@ import typer.main
 from pskd import recipes, tasks
 from pskd.cli import app
 from pskd.config import resolve
+from pskd.registry import methods
 from pskd.report.figures import FRAMES, LINES
 from pskd.report.page import DIAGRAMS
 from pskd.study.cells import Cell, expand, read_study
@@ -175,3 +176,31 @@ def test_table_6_says_how_its_bleu_is_counted() -> None:
     assert paper is not None
     assert "tokenised" in paper.note
     assert "sacrebleu" in paper.note
+
+
+def test_a_generation_learns_from_one_of_another_seed() -> None:
+    found = expand(read_study("studies/born_again"))
+    for number in range(2, 5):
+        shown = [cell for cell in found.values() if cell.labels.get("generation") == str(number)]
+        assert len(shown) == 5
+        (teacher,) = {cell.needs for cell in shown}
+        assert found[teacher[0]].config.train.seed == 98 + number
+    chain = [found[teacher[0]]]
+    while chain[-1].needs:
+        chain.append(found[chain[-1].needs[0]])
+    assert [cell.config.method.name for cell in chain] == ["tf_kd", "tf_kd", "hard"]
+
+
+def test_the_comparison_has_every_method_with_the_same_training() -> None:
+    found = cells("studies/self_distillation")
+    assert {cell.config.method.name for cell in found} == set(methods.names())
+    for data in ("Fashion-MNIST", "CIFAR-100"):
+        shown = [cell.config for cell in found if cell.labels["data"] == data]
+        assert len(shown) == 24 * 5
+        assert len({repr((each.model, each.optim, each.train.epochs, each.train.batch_size)) for each in shown}) == 1
+
+
+def test_a_cycle_is_as_long_as_its_teacher_lasts() -> None:
+    ours = [cell.config for cell in cells("studies/snapshot_distillation") if "distillation" in cell.labels["method"]]
+    assert len(ours) == 5
+    assert {each.method.options["refresh"] * each.optim.cycles / each.train.epochs for each in ours} == {1}

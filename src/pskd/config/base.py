@@ -62,7 +62,8 @@ class ModelConfig(Section):
 class OptimConfig(Section):
     """`milestones` and `warmup` are epochs; a number below 1 is a share of all epochs.
 
-    `warmup_steps` takes the place of `warmup`. After it `inverse_sqrt` falls with the square root of the steps.
+    `warmup_steps` takes the place of `warmup`. After it `inverse_sqrt` falls with the square root of the steps, and
+    `cyclic` is `cosine` so many times in a row, as `cycles` says.
     """
 
     name: Literal["sgd", "adamw"] = "sgd"
@@ -71,9 +72,10 @@ class OptimConfig(Section):
     nesterov: bool = True
     betas: tuple[Share, Share] = (0.9, 0.999)
     weight_decay: NotNegative = 5e-4
-    schedule: Literal["multistep", "cosine", "inverse_sqrt", "constant"] = "multistep"
+    schedule: Literal["multistep", "cosine", "cyclic", "inverse_sqrt", "constant"] = "multistep"
     milestones: tuple[NotNegative, ...] = (0.5, 0.75)
     gamma: Share = 0.1
+    cycles: Count = 4
     warmup: NotNegative = 0.0
     warmup_steps: Count | None = None
 
@@ -88,8 +90,10 @@ class OptimConfig(Section):
         warmup = self.warmup_steps / steps_per_epoch if self.warmup_steps else _epochs(self.warmup, epochs)
         if progress < warmup:
             return (progress + 1e-8) / warmup
-        if self.schedule == "cosine":
-            return (1 + math.cos(math.pi * (progress - warmup) / max(1e-8, epochs - warmup))) / 2
+        if self.schedule in ("cosine", "cyclic"):
+            done = (progress - warmup) / max(1e-8, epochs - warmup)
+            done = done * self.cycles % 1.0 if self.schedule == "cyclic" else done
+            return (1 + math.cos(math.pi * done)) / 2
         if self.schedule == "inverse_sqrt":
             return math.sqrt(warmup / progress)
         if self.schedule == "multistep":

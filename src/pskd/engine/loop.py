@@ -29,6 +29,7 @@ from pskd.engine.state import TrainingState
 from pskd.errors import PskdError
 from pskd.memory.snapshot import unwrap_model
 from pskd.metrics.catalogue import METRICS
+from pskd.models.heads import deployed
 from pskd.plan import Step
 from pskd.runs import calibration, sharding, weights
 from pskd.runs.files import OF_A_RUN, checksum, one_line_errors, write_atomic, write_json
@@ -268,7 +269,7 @@ class Trainer:
         best, by = self.state.best, self.task.selects_by
         if best is None or METRICS[by].better(metrics[by], best["val"][by]):
             self.state.best = {"epoch": self.state.epoch + 1, "val": metrics}
-            weights.save(self.weights, self.run.best_model_file, self.task.metadata(), self.group)
+            weights.save(deployed(self.weights), self.run.best_model_file, self.task.metadata(), self.group)
             if self.group.leader:
                 self.state.best_sum = checksum(self.run.best_model_file)
 
@@ -288,16 +289,16 @@ class Trainer:
             validation = self.result_on("val")
             result["val"] = validation.metrics
             predictions = predictions | {f"val_{name}": array for name, array in validation.predictions.items()}
-        weights.save(self.weights, self.run.model_file, self.task.metadata(), self.group)
+        weights.save(deployed(self.weights), self.run.model_file, self.task.metadata(), self.group)
         if self.config.train.calibrate:
             self.calibrate()
         if best is not None and (best["epoch"] != self.state.epoch or self.average is not None):
             self.group.barrier()
-            weights.load(self.weights, self.run.best_model_file)
+            weights.load(deployed(self.weights), self.run.best_model_file)
             final = self.task.evaluate(self.weights, "test", self.device, self.group)
         if best is not None:
             result["best"] = {**best, "test": final.metrics}
-        result.update(provenance(self.config, self.task, self.weights, self.group, self.device, self.state))
+        result.update(provenance(self.config, self.task, deployed(self.weights), self.group, self.device, self.state))
         if self.group.leader:
             arrays = io.BytesIO()
             np.savez(arrays, allow_pickle=False, **predictions)
@@ -311,7 +312,7 @@ class Trainer:
         self.group.barrier()
         kind, path = self.task.Predictor, self.run.model_file
         about = kind.about_class.model_validate(weights.metadata(path))
-        using = kind(self.run.path, about, self.weights, self.device)
+        using = kind(self.run.path, about, deployed(self.weights), self.device)
         found = using.calibrate(self.config, self.group, weights=checksum(path), fitted_on="val")
         if self.group.leader:
             calibration.write(path, found)

@@ -1,9 +1,12 @@
 """How a model is taught: one file for each method."""
 
 from pskd.methods.base import Loss, Method, Surroundings
+from pskd.methods.byot import BYOT
 from pskd.methods.crl import CRL
 from pskd.methods.cs_kd import CSKD, SameClassPartners
+from pskd.methods.ddgsd import DDGSD
 from pskd.methods.disturb_label import DisturbLabel
+from pskd.methods.dlb import DLB
 from pskd.methods.elr import ELR
 from pskd.methods.focal import Focal
 from pskd.methods.hard import Hard
@@ -18,8 +21,11 @@ from pskd.methods.tf_kd import TFKD
 from pskd.methods.zipf_ls import ZipfLS
 
 __all__ = [
+    "BYOT",
     "CRL",
     "CSKD",
+    "DDGSD",
+    "DLB",
     "ELR",
     "OLS",
     "PSKD",

@@ -20,7 +20,10 @@ from pskd.targets import Past, Reduction, Targets, check_reduction, per_position
 from pskd.tensors import to_device
 
 IGNORE_INDEX = -100  # a position with this label takes no part in any method
-NEEDS = ("index", "inputs", "partner_logits", "teacher_logits")
+NEEDS = (
+    *("index", "inputs", "partner_logits", "teacher_logits"),
+    *("view", "view_logits", "last_logits", "head_logits", "head_features"),
+)
 
 ClassWeight: TypeAlias = Tensor | Sequence[float] | None
 """(K), what a sample of each class counts; None: all the same."""
@@ -69,8 +72,7 @@ class Surroundings:
 class Method(ABC):
     """A loss with a memory of its own. It never runs the student, samples data or trains a teacher.
 
-    What it has to be given beside output and targets stands in ``needs``: of "index", "inputs", "partner_logits",
-    "teacher_logits", or names of its own.
+    What it has to be given beside output and targets stands in ``needs``: names of ``NEEDS``, or names of its own.
 
     Args:
         reduction: "mean", "sum" or "none", as in ``F.cross_entropy``.
@@ -161,8 +163,8 @@ class Method(ABC):
     def __call__(self, logits: Output, targets: Targets, *, distilled: Tensor | None = None, **needs: Any) -> Tensor:
         """``loss(...).total``: what a training loop calls.
 
-        Of index, inputs, partner_logits and teacher_logits, those that this method does not need are passed over, so
-        that one loop serves all methods.
+        Of the names in ``NEEDS``, those that this method does not need are passed over, so that one loop serves all
+        methods.
         """
         return self.loss(logits, targets, distilled=distilled, **self._needed(needs)).total
 

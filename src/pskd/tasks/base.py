@@ -64,7 +64,7 @@ class Task(ABC):
     fingerprint: str  # of the training data
     has_validation: bool
     notes: Sequence[str] = ()  # what the log shall say of data and model; the screen shows the first line
-    providers: Mapping[str, Callable[[nn.Module, Any], Any]]
+    providers: Mapping[str, Callable[[nn.Module, Any], Any] | None]  # None: ``loss`` makes it itself
 
     @classmethod
     def refuses(cls, method: type[Method]) -> str | None:
@@ -86,7 +86,8 @@ class Task(ABC):
 
     def provided(self, method: Method, model: nn.Module, batch: Any) -> dict[str, Any]:
         """What the method needs of a batch, by name."""
-        return {need: self.providers[need](model, batch) for need in self.providers if need in method.needs}
+        made = {need: self.providers[need] for need in self.providers if need in method.needs}
+        return {need: make(model, batch) for need, make in made.items() if make is not None}
 
     @abstractmethod
     def model(self) -> nn.Module:

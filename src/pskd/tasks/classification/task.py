@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,9 @@ from pskd.errors import PskdError
 from pskd.memory.snapshot import unwrap_model
 from pskd.methods.base import Loss, Method
 from pskd.methods.cs_kd import SameClassPartners
+from pskd.methods.dlb import DLB
 from pskd.metrics import functional
+from pskd.models.heads import HeadedNet, HeadedOutput
 from pskd.plan import Step, Stretch
 from pskd.runs.balance import balanced
 from pskd.runs.group import Group
@@ -30,13 +33,17 @@ from pskd.tasks.predictor import Predictor
 
 
 class TrainingBatch(NamedTuple):
-    """Augmented and mixed: class indices or pairs ``(a, b, lam)``, who may be distilled, and same-class partners."""
+    """Augmented and mixed: class indices or pairs ``(a, b, lam)``, who may be distilled.
+
+    And where a method needs them, same-class partners, and another view of the images, not mixed.
+    """
 
     inputs: Tensor
     targets: Targets
     index: Tensor  # type: ignore[assignment]
     distilled: Tensor | None
     partner: Tensor | None
+    view: Tensor | None
 
 
 @registry.tasks.register("classification")
@@ -67,12 +74,18 @@ class Classification(Task):
             raise PskdError(f"augment.hole={changes.hole} is larger than the images of {self.data.view.size}")
         self.teacher: nn.Module | None = None
         self.partners: SameClassPartners | None = None
+        self.shows_views = False
+        self.last_view: Callable[[], Tensor | None] = lambda: None
         # Not through DDP: its second forward pass would overwrite buffers that the first one's backward needs.
         self.providers = {
             "index": lambda _, batch: batch.index,
             "inputs": lambda _, batch: batch.inputs,
             "partner_logits": lambda model, batch: unwrap_model(model)(batch.partner),
             "teacher_logits": lambda _, batch: self._teacher_logits(batch.inputs),
+            "view": lambda _, batch: batch.view,
+            "view_logits": lambda model, batch: _learning(unwrap_model(model), batch.view),
+            "last_logits": lambda model, _: _learning(unwrap_model(model), self.last_view()),
+            **dict.fromkeys(("head_logits", "head_features")),  # made by the student's own forward pass
         }
 
     def provide(self, method: Method) -> None:
@@ -82,6 +95,9 @@ class Classification(Task):
         self.mix = Mix(changes.mix, shares, changes.hole, changes.beta, probability, changes.box)
         if "partner_logits" in method.needs:
             self.partners = SameClassPartners(self.data.train.labels, self.config.train.seed)
+        self.shows_views = bool(method.needs & {"view", "view_logits"})
+        if isinstance(method, DLB):
+            self.last_view = lambda: method.last_view
         if "teacher_logits" in method.needs:
             self.teacher = self._load_teacher(getattr(self.config.method, "teacher", None))
 
@@ -96,7 +112,9 @@ class Classification(Task):
 
     def model(self) -> nn.Module:
         settings = self.config.model
-        return models.create(settings.name, self.num_classes, self.data.view.channels, **settings.options)
+        model = models.create(settings.name, self.num_classes, self.data.view.channels, **settings.options)
+        wanted = registry.methods.find(self.config.method.name).needs
+        return HeadedNet(model) if "head_logits" in wanted else model
 
     def plan(self, epoch: int, group: Group, stretches: Sequence[Stretch] = ()) -> list[Step]:
         plan = super().plan(epoch, group, stretches)
@@ -108,14 +126,16 @@ class Classification(Task):
         parts = [part for step in plan for part in step.parts]
         if self.partners is not None:
             parts = [wanted for part in parts for wanted in (part, self.partners(part, epoch))]
-        seed = self.config.train.seed
-        plain = self.data.train.batches(
-            parts, augment=self.augment, seed=seed, epoch=epoch, device=device, workers=self.config.data.workers
-        )
+        seed, workers = self.config.train.seed, self.config.data.workers
+        read = partial(self.data.train.batches, augment=self.augment, seed=seed, device=device, workers=workers)
+        plain = read(parts, epoch=epoch)
+        # Numbers of an epoch that never comes, so that no draw is shared with the first view.
+        again = read([part for step in plan for part in step.parts], epoch=-1 - epoch) if self.shows_views else None
         for batch in plain:
             partner = None if self.partners is None else next(plain).inputs
             mixed = self.mix(batch.inputs, batch.labels, batch.index, seed=seed, epoch=epoch)
-            yield TrainingBatch(mixed.images, mixed.targets, batch.index, mixed.distilled, partner)
+            view = None if again is None else next(again).inputs
+            yield TrainingBatch(mixed.images, mixed.targets, batch.index, mixed.distilled, partner, view)
 
     def loss(self, model: nn.Module, batch: TrainingBatch, real: int, method: Method) -> tuple[Loss, Shown]:
         distilled = batch.distilled
@@ -123,7 +143,10 @@ class Classification(Task):
             distilled = torch.zeros_like(batch.index, dtype=torch.bool)
         with torch.no_grad():
             given = self.provided(method, model, batch)
-        logits = model(batch.inputs)
+        output = model(batch.inputs)
+        if isinstance(output, HeadedOutput):
+            output, given["head_logits"], given["head_features"] = output
+        logits: Tensor = output
         loss = method.loss(logits, batch.targets, distilled=distilled, **given)
         return loss, Shown(batch.index, logits.detach(), batch.targets, batch.distilled)
 
@@ -166,3 +189,8 @@ class Classification(Task):
                 f" classes, here {self.num_classes}): train it on the same data"
             )
         return teacher.model.requires_grad_(False)
+
+
+@torch.enable_grad()  # what is provided has no gradient otherwise
+def _learning(model: nn.Module, images: Tensor | None) -> Tensor | None:
+    return None if images is None else model(images)
