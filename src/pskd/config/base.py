@@ -63,10 +63,12 @@ class OptimConfig(Section):
     """`milestones` and `warmup` are epochs; a number below 1 is a share of all epochs.
 
     `warmup_steps` takes the place of `warmup`. After it `inverse_sqrt` falls with the square root of the steps.
+    `backbone_lr` is the learning rate of all but the head, which has `lr`; both follow the schedule.
     """
 
     name: Literal["sgd", "adamw"] = "sgd"
     lr: Positive = 0.1
+    backbone_lr: Positive | None = None
     momentum: Share = 0.9
     nesterov: bool = True
     betas: tuple[Share, Share] = (0.9, 0.999)
@@ -113,6 +115,7 @@ class TrainConfig(Section):
     minutes or steps between checkpoints; `auto` is 2 minutes, or more where they would take over 1% of the time.
     `shard` spreads weights, gradients and optimizer state over the processes (FSDP) instead of copying them to each.
     `calibrate` does in the end what `pskd calibrate` does, on the validation split.
+    `freeze=backbone` trains the head alone; batch statistics of the rest stay as they are.
     `history` records the probabilities of every training sample in every epoch, 7 bytes each, of up to 5 million.
     """
 
@@ -131,6 +134,7 @@ class TrainConfig(Section):
     shard: Annotated[bool, How()] = False
     save_every: Annotated[str, How()] = "auto"
     keep_last: Annotated[Count, How()] = 2
+    freeze: Literal["none", "backbone"] = "none"
     history: bool = True
     calibrate: Annotated[bool, How()] = False
     trackers: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], How()] = ()

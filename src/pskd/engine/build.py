@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -44,8 +45,24 @@ def accelerator(config: Config, out: Path) -> Iterator[Accelerator]:
         accelerator.end_training()
 
 
-def optimizer(model: nn.Module, settings: OptimConfig) -> torch.optim.Optimizer:
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def freeze(model: nn.Module, head: nn.Module) -> list[nn.Module]:
+    """Leave only the head to be trained; returns the layers of the rest, whose batch statistics are to stay, too."""
+    model.requires_grad_(False)
+    head.requires_grad_(True)
+    trained = set(head.modules())
+    return [layer for layer in model.modules() if layer not in trained and list(layer.parameters(recurse=False))]
+
+
+def optimizer(model: nn.Module, settings: OptimConfig, head: Callable[[], nn.Module]) -> torch.optim.Optimizer:
+    """With two groups where the backbone has a learning rate of its own: the head's, then the others'."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters: list[dict[str, Any]] = [{"params": trained}]
+    if settings.backbone_lr is not None:
+        own = set(head().parameters())
+        others = [parameter for parameter in trained if parameter not in own]
+        if not others:
+            raise PskdError("optim.backbone_lr: nothing but the head is trained, leave it out or set train.freeze=none")
+        parameters = [{"params": [parameter for parameter in trained if parameter in own]}, {"params": others}]
     if settings.name == "adamw":
         return torch.optim.AdamW(parameters, settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
     return torch.optim.SGD(

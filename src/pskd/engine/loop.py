@@ -22,8 +22,8 @@ from pskd.config import Config, changed, flat, long_key
 from pskd.engine import build
 from pskd.engine.nonfinite import NonFinite
 from pskd.engine.observer import observers_of
-from pskd.engine.progress import Progress
-from pskd.engine.record import epoch_line, progress_text, provenance
+from pskd.engine.progress import Progress, said_if_slow
+from pskd.engine.record import epoch_line, heading, progress_text, provenance
 from pskd.engine.saving import Saver
 from pskd.engine.state import TrainingState
 from pskd.errors import PskdError
@@ -71,7 +71,7 @@ def train(
             return run.result()
         config = changed(run.config(allow_code=allow_code), changes, allow_code=allow_code)
         if not allow_code:
-            check_model(config, stated)
+            check_model(config, stated, begun=resume and run.has_begun())
     notes = [line for setting, line in run.notes.items() if setting not in stated]
     if int(os.environ.get("RANK", "0")) == 0:
         config = run.claim(config, resume=resume, allow_code=allow_code)
@@ -79,11 +79,17 @@ def train(
         if resume and run.result_file.exists():
             return run.result()
         sharding.check(config)
-        task = tasks.create(config)
-        if config.train.calibrate:
-            check_calibrable(task)
-        with build.accelerator(config, out) as devices, one_line_errors("writing", **OF_A_RUN), lost_processes(out):
-            return Trainer(config, task, run, devices).fit(after_epoch, notes)
+        with contextlib.ExitStack() as stack:
+            with said_if_slow(f"reading {config.data.name}, making {config.model.name} ..."):
+                task = tasks.create(config)
+                if config.train.calibrate:
+                    check_calibrable(task)
+                task.begins = not (resume and run.has_begun())
+                devices = stack.enter_context(build.accelerator(config, out))
+                stack.enter_context(one_line_errors("writing", **OF_A_RUN))
+                stack.enter_context(lost_processes(out))
+                trainer = Trainer(config, task, run, devices)
+            return trainer.fit(after_epoch, notes)
     finally:
         run.release()
 
@@ -106,12 +112,14 @@ class Trainer:
             torch.set_num_threads(settings.threads)
         torch.manual_seed(settings.seed)
         model = task.model().to(self.device)
+        self.still = build.freeze(model, task.head(model)) if settings.freeze == "backbone" else []
         shards = settings.shard and self.group.active
         if shards:
             sharding.shard(model, self.device, self.group.world)
         elif settings.channels_last:
             model = model.to(memory_format=torch.channels_last)
-        self.optimizer = accelerator.prepare_optimizer(build.optimizer(model, config.optim))
+        self.optimizer = accelerator.prepare_optimizer(build.optimizer(model, config.optim, lambda: task.head(model)))
+        self.rates = (config.optim.lr, config.optim.backbone_lr or config.optim.lr)
         compiled = torch.compile(model) if settings.compile else model
         self.model = accelerator.prepare_model(compiled, evaluation_mode=shards)  # not a whole copy in each process
         first = task.plan(0, self.group)
@@ -160,6 +168,7 @@ class Trainer:
         with Progress(total, done, self.task.unit, shown=shown, log=self.run.log) as progress, _signals() as asked:
             for note in notes:
                 progress.line(note)
+            progress.line(heading(self.config, self.task, self.weights, self.device), minor=resumed)
             for note in () if resumed else self.task.notes:
                 progress.line(note, minor=True)
             while state.epoch < epochs:
@@ -174,13 +183,15 @@ class Trainer:
         progress.start_epoch()
         self.method.start_epoch(state.epoch)
         self.model.train()
+        for layer in self.still:
+            layer.training = False
         plan = self.task.plan(state.epoch, self.group, state.stretches)[state.step :]
         batches = self.task.batches(plan, state.epoch, self.device)
         for step in plan:
-            lr = optim.lr * optim.factor(state.epoch + state.step / self.steps_per_epoch, epochs, self.steps_per_epoch)
-            for parameters in self.optimizer.param_groups:
-                parameters["lr"] = lr
-            loss = self.train_step(step, batches, lr)
+            factor = optim.factor(state.epoch + state.step / self.steps_per_epoch, epochs, self.steps_per_epoch)
+            for parameters, rate in zip(self.optimizer.param_groups, self.rates, strict=False):
+                parameters["lr"] = rate * factor
+            loss = self.train_step(step, batches, optim.lr * factor)
             state.step += 1
             progress.step(step.total, lambda loss=loss: progress_text(state, epochs, self.method, loss))  # type: ignore[misc]
             decision = self.group.agree(STOP if asked else SAVE if self.saver.is_due() else CONTINUE)

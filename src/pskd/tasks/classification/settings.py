@@ -37,10 +37,12 @@ class DataConfig(base.DataConfig):
 class ModelConfig(base.ModelConfig):
     """`name` is one of `pskd.models.names()`, such as resnet20 or densenet121, or torchvision:NAME or timm:NAME.
 
-    Every other key is an option of that model, such as `model.width=32`.
+    `start` is a run folder or a .safetensors file whose weights it begins with. Every other key is an option of that
+    model, such as `model.width=32`, `model.weights=DEFAULT` (torchvision) or `model.pretrained=true` (timm).
     """
 
     name: str = "resnet8"
+    start: str | None = None
 
 
 class AugmentConfig(Section):

@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pskd import __version__, models, registry
+from pskd import __version__, registry
 from pskd.augment import Augment
 from pskd.augment.mix import Mix
+from pskd.data.splits import typical_side
 from pskd.errors import PskdError
 from pskd.memory.snapshot import unwrap_model
 from pskd.methods.base import Loss, Method
 from pskd.methods.cs_kd import SameClassPartners
 from pskd.metrics import functional
+from pskd.models.first_weights import head_of
 from pskd.plan import Step, Stretch
 from pskd.runs.balance import balanced
 from pskd.runs.group import Group
@@ -26,6 +28,7 @@ from pskd.targets import Targets
 from pskd.tasks.base import Evaluation, Shown, Task
 from pskd.tasks.classification.predictor import ClassPredictor, load_data, score_split
 from pskd.tasks.classification.settings import ClassificationConfig
+from pskd.tasks.classification.start import as_trained, begun_classifier, resumed_classifier
 from pskd.tasks.predictor import Predictor
 
 
@@ -52,7 +55,7 @@ class Classification(Task):
 
     def __init__(self, config: ClassificationConfig) -> None:
         self.config = config
-        self.data = load_data(config)
+        self.data = as_trained(load_data(config), config.model, config.data.image_size)
         self.num_classes = len(self.data.classes)
         self.num_samples = self.num_rows = len(self.data.train)
         self.fingerprint = self.data.train.fingerprint
@@ -75,6 +78,19 @@ class Classification(Task):
             "teacher_logits": lambda _, batch: self._teacher_logits(batch.inputs),
         }
 
+    def about(self) -> str:
+        found, view = self.data, self.data.view
+        counts = {"training": found.train, "validation": found.val, "test": found.test}
+        images = ", ".join(f"{len(split):,} {what}" for what, split in counts.items() if split is not None)
+        size = "x".join(map(str, view.size))
+        about = f"{found.name}: {images} images of {size}, {self.num_classes} classes"
+        if self.config.data.noise:
+            about += f", {self.config.data.noise:.0%} of the training labels wrong on purpose"
+        side = typical_side(found.train)
+        if side is not None and side < min(view.size):
+            about += f" (enlarged from about {side}; data.image_size={side} trains faster)"
+        return about
+
     def provide(self, method: Method) -> None:
         super().provide(method)
         changes = self.config.augment
@@ -95,8 +111,14 @@ class Classification(Task):
         return digest.hexdigest()
 
     def model(self) -> nn.Module:
-        settings = self.config.model
-        return models.create(settings.name, self.num_classes, self.data.view.channels, **settings.options)
+        settings, classes, channels = self.config.model, self.data.classes, self.data.view.channels
+        if not self.begins:
+            return resumed_classifier(settings, classes, channels)
+        model, self.first_weights = begun_classifier(settings, classes, channels)
+        return model
+
+    def head(self, model: nn.Module) -> nn.Module:
+        return model.get_submodule(head_of(model))
 
     def plan(self, epoch: int, group: Group, stretches: Sequence[Stretch] = ()) -> list[Step]:
         plan = super().plan(epoch, group, stretches)
