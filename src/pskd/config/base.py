@@ -33,11 +33,12 @@ class MethodConfig(Section):
 
     model_config = ConfigDict(frozen=True, extra="allow")
     name: str
+    class_weight: Literal["balanced"] | None = None
 
     @property
     def options(self) -> dict[str, Any]:
-        """All settings but the name."""
-        return self.model_dump(exclude={"name"})
+        """What the method itself is told: all settings but its name and what is made of the data."""
+        return self.model_dump(exclude={"name", "class_weight"})
 
 
 class DataConfig(Section):
@@ -109,6 +110,10 @@ class TrainConfig(Section):
 
     `average` is the number of last epochs whose weights, as they were at each one's end, are averaged in the end.
 
+    `ema=0.999` averages the weights over all steps instead, each new one with a share of 1 - ema (more in the first
+    steps); the averaged weights are evaluated and saved. `patience` ends a training after so many epochs in which none
+    was better than the best so far by the validation split.
+
     `threads` are the CPU threads of a process, by default torch's choice. One is best for tiny models, and on a machine
     that others use: threads wait for each other in every operation. `on_nonfinite` is what a loss of NaN or infinity
     does: stop the run, or skip the step (each step then waits for the device). `save_every` is a number of epochs,
@@ -129,6 +134,8 @@ class TrainConfig(Section):
     clip_norm: Positive | None = None
     on_nonfinite: Literal["stop", "skip"] = "stop"
     average: Count = 1
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    patience: Count | None = None
     channels_last: bool = True
     compile: bool = False
     shard: Annotated[bool, How()] = False
@@ -146,6 +153,12 @@ class TrainConfig(Section):
             return "auto"
         interval = _interval(str(value))
         return f"{interval.number:g} {interval.unit}"
+
+    @model_validator(mode="after")
+    def _one_average(self) -> TrainConfig:
+        if self.ema is not None and self.average > 1:
+            raise ValueError("ema and average are two ways to average weights: leave one out")
+        return self
 
     @property
     def save_interval(self) -> Interval:

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from pskd import registry
 from pskd.config import Config, OptimConfig, flat
+from pskd.config.base import TrainConfig
 from pskd.errors import PskdError
 from pskd.methods.base import Method, Surroundings
 from pskd.runs import devices
@@ -74,6 +76,31 @@ def optimizer(model: nn.Module, settings: OptimConfig, head: Callable[[], nn.Mod
     )
 
 
+def average(model: nn.Module, settings: TrainConfig, steps_done: Callable[[], int]) -> AveragedModel | None:
+    """The mean of the weights at the ends of the last epochs, or the moving one over all steps; None: neither.
+
+    A moving one begins fast, so that a short training is not the mean of its beginning.
+    """
+    if settings.ema is None:
+        return AveragedModel(model, use_buffers=True) if settings.average > 1 else None
+    most = settings.ema
+
+    @torch.no_grad()
+    def move(means: Any, now: Any, _: Tensor | int) -> None:
+        if not means[0].is_floating_point():
+            torch._foreach_copy_(means, now)
+            return
+        done = steps_done()
+        torch._foreach_lerp_(means, now, 1 - min(most, (1 + done) / (10 + done)))
+
+    return AveragedModel(model, multi_avg_fn=move, use_buffers=True)
+
+
+def balanced_weights(counts: Tensor) -> Tensor:
+    """Weights (K) in inverse proportion to how many samples each class has; their mean over all samples is 1."""
+    return counts.sum() / (len(counts) * counts.clamp_min(1))
+
+
 def method(config: Config, task: Task, model: nn.Module, calls: int, folder: Path, group: Group) -> Method:
     """The method of this configuration, called so often in an epoch; the processes of a host share its scratch file."""
     shared = folder / f"bank-{group.host}.scratch" if group.local_world > 1 else None
@@ -92,6 +119,7 @@ def method(config: Config, task: Task, model: nn.Module, calls: int, folder: Pat
         host=group.host,
         hosts=group.hosts,
         seed=config.train.seed,
+        class_weight=balanced_weights(task.class_counts()) if config.method.class_weight == "balanced" else None,
     )
     made: Method = registry.methods.find(config.method.name).from_settings(around, **config.method.options)
     if shared is not None:

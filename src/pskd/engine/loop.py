@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 
 from pskd import tasks
 from pskd.config import Config, changed, flat, long_key
@@ -129,9 +128,8 @@ class Trainer:
         task.provide(self.method)
         self.observers = observers_of(config, run, task, self.method, self.device)
         torch.manual_seed(settings.seed + 1 + self.group.rank)  # each process drops out other units
-        # The mean of the weights at the ends of the last epochs.
-        self.average = AveragedModel(self.weights, use_buffers=True) if settings.average > 1 else None
         self.state = TrainingState(self.device)
+        self.average = build.average(self.weights, settings, self.steps_done)
         self.saver = Saver(
             config,
             run,
@@ -146,12 +144,28 @@ class Trainer:
             observers=self.observers,
             steps_per_epoch=self.steps_per_epoch,
         )
+        if settings.patience is not None and not task.has_validation:
+            raise PskdError("train.patience needs a validation split, for example data.val_fraction=0.1")
         self.nonfinite = NonFinite(settings.on_nonfinite, self.state, self.group, self.saver.checkpoints.last_good)
         self.evaluated: dict[str, Evaluation] = {}  # what the last epoch's weights came to, by split
 
     @property
     def weights(self) -> nn.Module:
         return unwrap_model(self.model)
+
+    @property
+    def result_weights(self) -> nn.Module:
+        """Those that are evaluated and kept: the model's own, or their moving mean."""
+        moving = self.average is not None and self.config.train.ema is not None
+        return self.average.module if moving and self.average is not None else self.weights
+
+    def steps_done(self) -> int:
+        return self.state.epoch * self.steps_per_epoch + self.state.step
+
+    def gives_up(self) -> bool:
+        """Whether no epoch was better than the best one for too long."""
+        patience, best = self.config.train.patience, self.state.best
+        return patience is not None and best is not None and self.state.epoch - best["epoch"] >= patience
 
     def fit(self, after_epoch: Callable[[dict[str, Any]], None], notes: Sequence[str] = ()) -> dict[str, Any]:
         notes = list(notes)
@@ -163,7 +177,7 @@ class Trainer:
                 observer.cut(self.state.epoch)
         self.group.barrier()
         epochs, state = self.config.train.epochs, self.state
-        total, done = epochs * self.steps_per_epoch, state.epoch * self.steps_per_epoch + state.step
+        total, done = epochs * self.steps_per_epoch, self.steps_done()
         shown = self.group.leader
         with Progress(total, done, self.task.unit, shown=shown, log=self.run.log) as progress, _signals() as asked:
             for note in notes:
@@ -171,7 +185,7 @@ class Trainer:
             progress.line(heading(self.config, self.task, self.weights, self.device), minor=resumed)
             for note in () if resumed else self.task.notes:
                 progress.line(note, minor=True)
-            while state.epoch < epochs:
+            while state.epoch < epochs and not self.gives_up():
                 self.train_epoch(progress, asked)
                 after_epoch(self.end_epoch(progress))
             return self.finish()
@@ -201,6 +215,8 @@ class Trainer:
                     raise Interrupted(asked[0] if asked else signal.SIGTERM, self.run.path)
         self.group.settle()  # a wish that came up in the last step comes up again
         self.group.copy_buffers(self.weights)
+        if self.result_weights is not self.weights:
+            self.group.copy_buffers(self.result_weights)
 
     def train_step(self, step: Step, batches: Iterator[Any], lr: float) -> Tensor:
         """One optimizer step; returns the loss of its last part."""
@@ -230,6 +246,8 @@ class Trainer:
         if self.config.train.clip_norm is not None:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.train.clip_norm)
         self.optimizer.step()
+        if self.average is not None and self.config.train.ema is not None:
+            self.average.update_parameters(self.weights)
         for each in learnt:
             self.state.add(*each)
         self.state.skips_in_a_row = 0
@@ -247,13 +265,13 @@ class Trainer:
         split = "val" if self.task.has_validation else "test"
         self.evaluated = {}
         if (state.epoch + 1) % self.config.eval.every == 0:
-            self.evaluated[split] = self.task.evaluate(self.weights, split, self.device, self.group)
+            self.evaluated[split] = self.task.evaluate(self.result_weights, split, self.device, self.group)
             record[split] = self.evaluated[split].metrics
             if split == "val":
                 self.keep_if_best(record[split])
         record["seconds"] = seconds
         state.end_epoch()
-        if self.average is not None and state.epoch > settings.epochs - settings.average:
+        if self.average is not None and settings.ema is None and state.epoch > settings.epochs - settings.average:
             self.average.update_parameters(self.weights)
         for observer in self.observers.values():
             observer.end_epoch(self.group)
@@ -279,7 +297,7 @@ class Trainer:
         best, by = self.state.best, self.task.selects_by
         if best is None or METRICS[by].better(metrics[by], best["val"][by]):
             self.state.best = {"epoch": self.state.epoch + 1, "val": metrics}
-            weights.save(self.weights, self.run.best_model_file, self.task.metadata(), self.group)
+            weights.save(self.result_weights, self.run.best_model_file, self.task.metadata(), self.group)
             if self.group.leader:
                 self.state.best_sum = checksum(self.run.best_model_file)
 
@@ -287,7 +305,7 @@ class Trainer:
         """The last epoch's results; the best epoch's too, if there is a validation split to choose it on."""
         if self.average is not None:
             self.weights.load_state_dict(self.average.module.state_dict())
-            self.evaluated = {}
+            self.evaluated = self.evaluated if self.config.train.ema is not None else {}
         final, best = self.result_on("test"), self.state.best
         if self.group.leader and best is not None and not self.saver.has_best():
             raise PskdError(

@@ -82,6 +82,10 @@ class Task(ABC):
         """The training data in a few words."""
         return f"{self.config.data.name}: {self.num_samples:,} training samples, {self.num_classes:,} classes"
 
+    def class_counts(self) -> Tensor:
+        """How many training samples each class has, (K)."""
+        raise PskdError(f"method.class_weight=balanced: {self.config.task} does not count the samples of its classes")
+
     def provide(self, method: Method) -> None:
         """Get ready to give the method what it needs."""
         if missing := sorted(method.needs - self.providers.keys()):

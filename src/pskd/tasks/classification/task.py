@@ -63,9 +63,8 @@ class Classification(Task):
         if config.data.balance:
             self.shows_samples = False  # not each of them once in an epoch
         changes = config.augment
-        self.augment = Augment(
-            self.data.view, changes.crop, changes.pad, changes.flip, changes.jitter, changes.lighting, changes.clamp
-        )
+        kept = ("crop", "pad", "flip", "jitter", "lighting", "clamp", "auto", "erase")
+        self.augment = Augment(self.data.view, **{name: getattr(changes, name) for name in kept})
         if changes.mix == "cutout" and changes.hole > min(self.data.view.size):
             raise PskdError(f"augment.hole={changes.hole} is larger than the images of {self.data.view.size}")
         self.teacher: nn.Module | None = None
@@ -90,6 +89,9 @@ class Classification(Task):
         if side is not None and side < min(view.size):
             about += f" (enlarged from about {side}; data.image_size={side} trains faster)"
         return about
+
+    def class_counts(self) -> Tensor:
+        return self.data.train.labels.bincount(minlength=self.num_classes)
 
     def provide(self, method: Method) -> None:
         super().provide(method)
