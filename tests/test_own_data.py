@@ -1,4 +1,4 @@
-"""docs/own-data.md is true: its commands run, on small images and with a small model."""
+"""docs/own-data.md is true: its commands run, on small images and with small models."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import pskd
 from PIL import Image
+
+from pskd.config import resolve
+from pskd.recipes import read_recipe
+from pskd.tasks.classification import Classification
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-data.md"
 COMMANDS = [
@@ -17,18 +22,23 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith("pskd ")
 ]
-SMALL = ["data.image_size=16", "epochs=1", "batch_size=8", "data.workers=0", "model=resnet8", "model.width=4"]
+SMALL = ["data.image_size=16", "epochs=1", "batch_size=8", "data.workers=0"]
+TINY = ["model=resnet8", "model.width=4"]
 
 
 @pytest.fixture
 def birds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A table of twenty pictures of two species, and the same as a data set of Hugging Face."""
+    """Twenty pictures of two species: in a table, as a data set of Hugging Face and in class folders."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.chdir(tmp_path)
     species = ["owl" if number % 2 else "hen" for number in range(20)]
     files = [f"{number}.png" for number in range(20)]
-    for number, file in enumerate(files):
-        Image.new("RGB", (20, 20), (10 * number, 100 * (number % 2), 50)).save(file)
+    for number, (file, name) in enumerate(zip(files, species, strict=True)):
+        picture = Image.new("RGB", (20, 20), (10 * number, 100 * (number % 2), 50))
+        picture.save(file)
+        folder = Path("my/images", "test" if number < 4 else "train", name)
+        folder.mkdir(parents=True, exist_ok=True)
+        picture.save(folder / file)
     lines = ["file,species", *(f"{file},{name}" for file, name in zip(files, species, strict=True))]
     Path("birds.csv").write_text("\n".join(lines))
     pictures = datasets.Dataset.from_dict({"picture": files, "species": species})
@@ -36,11 +46,28 @@ def birds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_command_runs(birds: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert len(COMMANDS) == 2
-    for command in COMMANDS:
+def test_every_command_runs(birds: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """But that with a model of timm, whose weights would have to be fetched; torchvision's are made here."""
+    from torchvision.models import get_model, get_model_weights
+
+    monkeypatch.setenv("TORCH_HOME", str(birds))
+    cached = birds / "hub" / "checkpoints" / get_model_weights("resnet18").DEFAULT.url.rpartition("/")[2]
+    cached.parent.mkdir(parents=True)
+    torch.save(get_model("resnet18").state_dict(), cached)
+    assert len(COMMANDS) == 5
+    before = "pskd train folder data.root=my/images model=resnet8 --out runs/before"
+    for command in (before, *(command for command in COMMANDS if "timm:" not in command)):
         _, *words = shlex.split(command)
         place = words.index("--out")
-        code, out, err = pskd(capfd, *words[:place], *SMALL, *words[place:])
+        tiny = [] if "finetune" in words else TINY
+        code, out, err = pskd(capfd, *words[:place], *SMALL, *tiny, *words[place:])
         assert code == 0, f"{command}: {err}"
-        assert "run folder" in out
+        assert "images of 16x16, 2 classes" in out
+    log = Path("runs/fine/log.txt").read_text()
+    assert "resnet18, 11.2M parameters, weights DEFAULT with a new head for 2 classes" in log
+    assert "enlarged from" not in log
+
+
+def test_small_images_that_are_enlarged_are_spoken_of(birds: Path) -> None:
+    task = Classification(resolve(read_recipe("folder"), ["data.root=my/images"]))
+    assert task.about().endswith("224x224, 2 classes (enlarged from about 20; data.image_size=20 trains faster)")

@@ -16,6 +16,7 @@ SETTINGS = {
     "imagenet": {"crop": "resized", "jitter": 0.4, "lighting": 0.1},
     "everything": {"crop": "pad", "jitter": 0.4, "lighting": 0.1},
     "plain": {"crop": "none", "flip": False},
+    "trivial": {"crop": "none", "auto": "trivial", "erase": 0.5},
 }
 
 
@@ -61,7 +62,7 @@ def test_a_sample_comes_out_the_same_to_the_bit_in_any_batch(name: str):
         assert torch.equal(part, whole[start:stop])
 
 
-@pytest.mark.parametrize("name", ["cifar", "imagenet"])
+@pytest.mark.parametrize("name", ["cifar", "imagenet", "trivial"])
 def test_epochs_and_seeds_differ(name: str):
     images, augment, index = photos(50), Augment(RGB, **SETTINGS[name]), torch.arange(50)
     first = augment(images, index, seed=0, epoch=0)

@@ -36,6 +36,13 @@ KINDS = {
     "CS-KD, CutMix, several parts a step": (1, 1, ("method=cs_kd", "augment.mix=cutmix", "train.accumulate=2")),
     "two processes": (2, 1, ("method.form=topk", "method.k=4")),
     "two hosts": (1, 2, ("train.accumulate=2",)),
+    "two processes, balanced, moving mean of weights, early end": (
+        *(2, 1),
+        (
+            *("data.balance=true", "data.noise=0.2", "data.val_fraction=0.2", "train.ema=0.9", "train.patience=3"),
+            *("augment.auto=trivial", "augment.erase=0.5", "augment.mix=mixup_cutmix", "method.class_weight=balanced"),
+        ),
+    ),
 }
 
 

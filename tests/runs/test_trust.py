@@ -151,9 +151,14 @@ def test_weights_to_begin_with_are_fetched_on_a_users_own_word(
     assert pskd(capfd, "predict", "own", "x.png")[0] == 0
     assert asked[1:] == [{"width": 4}]
     Path("own/result.json").unlink()
+    assert pskd(capfd, "train", "--resume", "--out", "own")[0] == 0  # it goes on with its own weights
+    assert asked[2:] == [{"width": 4}]
+    Path("own/result.json").unlink()
+    shutil.rmtree("own/checkpoints")
     code, _, said = pskd(capfd, "train", "--resume", "--out", "own")
     assert (code, "say it in your command, model.pretrained=..." in said) == (2, True)
     assert pskd(capfd, "train", "--resume", "--out", "own", "model.pretrained=true")[0] == 0
+    assert asked[3:] == [{"width": 4, "pretrained": True}]
 
 
 @pytest.mark.parametrize("where", ["task", "model", "data", "method", "metadata", "metadata's task"])

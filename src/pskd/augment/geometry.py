@@ -40,8 +40,14 @@ def shifted_crop(images: Tensor, top: Tensor, left: Tensor, pad: int) -> Tensor:
     return windows.index_select(0, start)
 
 
-def random_boxes(uniform: Tensor, height: int, width: int) -> Tensor:
-    """Boxes of random area and aspect ratio inside an image, as training on ImageNet takes them.
+def random_boxes(
+    uniform: Tensor,
+    height: int,
+    width: int,
+    areas: tuple[float, float] = AREA,
+    ratios: tuple[float, float] = RATIO,
+) -> Tensor:
+    """Boxes of random area and aspect ratio inside an image, by default as training on ImageNet takes them.
 
     Up to ``ATTEMPTS`` areas and ratios are tried for each box; if none fits, it is the largest central one within
     ``RATIO``.
@@ -54,8 +60,8 @@ def random_boxes(uniform: Tensor, height: int, width: int) -> Tensor:
         (B, 4) int64: top, left, height, width.
     """
     tries, place = uniform[:, :-2].view(-1, ATTEMPTS, 2), uniform[:, -2:]
-    area = height * width * (AREA[0] + (AREA[1] - AREA[0]) * tries[..., 0])
-    low, high = (math.log(ratio) for ratio in RATIO)
+    area = height * width * (areas[0] + (areas[1] - areas[0]) * tries[..., 0])
+    low, high = (math.log(ratio) for ratio in ratios)
     ratio = torch.exp(low + (high - low) * tries[..., 1])
     heights, widths = (area / ratio).sqrt().round().long(), (area * ratio).sqrt().round().long()  # (B, ATTEMPTS)
 

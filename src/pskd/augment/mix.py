@@ -27,7 +27,7 @@ class Mix:
     """Cutout, CutMix or Mixup of a batch.
 
     Args:
-        name: "none", "cutout", "cutmix" or "mixup".
+        name: "none", "cutout", "cutmix", "mixup", or "mixup_cutmix": either of the two, by turns at random.
         shares: the method takes half of the samples plain and leaves the other half to the mix (PS-KD, CS-KD).
         hole: side of Cutout's square in pixels.
         beta: of CutMix's and Mixup's Beta distribution.
@@ -56,11 +56,20 @@ class Mix:
             apply = whole_batch(index, seed=seed, epoch=epoch, probability=probability)
         if self.name == "cutout":
             return Mixed(cutout(images, index, seed=seed, epoch=epoch, hole=self.hole, apply=apply), labels, distilled)
-        if self.name == "cutmix":
+        pasted = blended = apply
+        if self.name == "mixup_cutmix":
+            turn = whole_batch(index, seed=seed, epoch=epoch, probability=0.5, stream="which mix")
+            pasted, blended = apply & turn, apply & ~turn
+        pairs = []
+        if "cutmix" in self.name:
             exact = self.box == "exact"
             images, pair = cutmix(
-                images, labels, index, seed=seed, epoch=epoch, beta=self.beta, exact=exact, apply=apply
+                images, labels, index, seed=seed, epoch=epoch, beta=self.beta, exact=exact, apply=pasted
             )
-        else:
-            images, pair = mixup(images, labels, index, seed=seed, epoch=epoch, alpha=self.beta, apply=apply)
-        return Mixed(images, pair, distilled)
+            pairs.append(pair)
+        if "mixup" in self.name:
+            images, pair = mixup(images, labels, index, seed=seed, epoch=epoch, alpha=self.beta, apply=blended)
+            pairs.append(pair)
+        # Partners are the same ones, and of a batch one of the two shares is 1 everywhere.
+        own, other, share = pairs[0]
+        return Mixed(images, (own, other, share * pairs[-1][2] if len(pairs) > 1 else share), distilled)

@@ -24,14 +24,14 @@ def half(index: Tensor, *, seed: int, epoch: int) -> Tensor:
     return uniform(index, seed=seed, epoch=epoch, stream="half").squeeze(1) < 0.5
 
 
-def whole_batch(index: Tensor, *, seed: int, epoch: int, probability: float) -> Tensor:
+def whole_batch(index: Tensor, *, seed: int, epoch: int, probability: float, stream: str = "whole batch") -> Tensor:
     """All true or all false (B), true with this probability: whether this batch is mixed.
 
     CutMix's own rule: 0.5 on CIFAR, 1 on ImageNet.
     """
     if not 0 <= probability <= 1:
         raise PskdError(f"probability must lie in [0, 1], got {probability}")
-    number = uniform(index[:1], seed=seed, epoch=epoch, stream="whole batch").squeeze(1)
+    number = uniform(index[:1], seed=seed, epoch=epoch, stream=stream).squeeze(1)
     return (number < probability).expand(len(index))
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from pskd.augment import colour, geometry
+from pskd.augment.erasing import erase
+from pskd.augment.trivial import trivial_augment
 from pskd.data.view import Source, View
 from pskd.errors import PskdError
 from pskd.random import uniform
@@ -30,6 +33,8 @@ class Augment:
         jitter: brightness, contrast and saturation change by up to this part (ImageNet's recipe: 0.4).
         lighting: standard deviation of the shift along the principal colours (ImageNet's recipe: 0.1); RGB only.
         clamp: keep colours in their range after each change of the jitter (ImageNet's recipe: false).
+        auto: ``"trivial"`` is TrivialAugment: one random operation on each image.
+        erase: the probability that a box of the image becomes blank.
     """
 
     view: View
@@ -39,6 +44,8 @@ class Augment:
     jitter: float = 0.0
     lighting: float = 0.0
     clamp: bool = True
+    auto: Literal["none", "trivial"] = "none"
+    erase: float = 0.0
 
     def __post_init__(self) -> None:
         if self.crop not in get_args(Crop):
@@ -47,6 +54,8 @@ class Augment:
             raise PskdError(f"augment.pad={self.pad} is negative: give the width of the border in pixels")
         if not 0 <= self.jitter <= 1:
             raise PskdError(f"augment.jitter={self.jitter} is outside 0..1")
+        if not 0 <= self.erase <= 1:
+            raise PskdError(f"augment.erase={self.erase} is no probability: take 0 to 1")
         if not 0 <= self.lighting < float("inf"):
             raise PskdError(f"augment.lighting={self.lighting} must be 0 or a positive number")
         if self.lighting and self.view.channels != 3:
@@ -63,11 +72,13 @@ class Augment:
         Returns:
             (C, H, W) uint8 of the view's size; call the object on a batch of them with ``opened=True``.
         """
-        if self.crop not in BOXES:
-            return self.view.open(source)
-        image = self.view.decode(source)
-        top, left, height, width = self._boxes(image.height, image.width, index, seed, epoch)[0].tolist()
-        return self.view.cut(image, (left, top, left + width, top + height))
+        if self.crop in BOXES:
+            image = self.view.decode(source)
+            top, left, height, width = self._boxes(image.height, image.width, index, seed, epoch)[0].tolist()
+            pixels = self.view.cut(image, (left, top, left + width, top + height))
+        else:
+            pixels = self.view.open(source)
+        return trivial_augment(pixels[None], index, seed=seed, epoch=epoch)[0] if self.auto == "trivial" else pixels
 
     def __call__(self, images: Tensor, index: Tensor, *, seed: int, epoch: int, opened: bool = False) -> Tensor:
         """Augment and normalise a batch on the device where it is.
@@ -75,7 +86,8 @@ class Augment:
         Args:
             images: (B, C, H, W) uint8 of the view's size.
             index: (B,) int64, the samples' numbers in their data set.
-            opened: the images come from ``open``, which has already taken the box of a crop that is resized.
+            opened: the images come from ``open``, which has already taken the box of a crop that is resized, and
+                has made the change of ``auto``.
 
         Returns:
             (B, C, H, W) float32, normalised.
@@ -88,13 +100,19 @@ class Augment:
             images = geometry.shifted_crop(images, top, left, self.pad)
         if self.flip:
             images = geometry.mirror(images, places[:, 2] < 0.5)
+        if self.auto == "trivial" and not opened:
+            whole = images.round().to(torch.uint8) if images.is_floating_point() else images
+            images = trivial_augment(whole, index, seed=seed, epoch=epoch)
         if self.jitter:
             numbers = uniform(index, seed=seed, epoch=epoch, stream="jitter", draws=4)
             images = colour.jitter(images.float(), numbers, self.jitter, self.clamp)
         if self.lighting:
             numbers = uniform(index, seed=seed, epoch=epoch, stream="lighting", draws=6)
             images = colour.lighting(images.float(), numbers, self.lighting)
-        return self.view.normalize(images)
+        inputs = self.view.normalize(images)
+        if self.erase:
+            erase(inputs, index, seed=seed, epoch=epoch, probability=self.erase)
+        return inputs
 
     def _boxes(self, height: int, width: int, index: Tensor, seed: int, epoch: int) -> Tensor:
         numbers = uniform(index, seed=seed, epoch=epoch, stream="box", draws=2 * geometry.ATTEMPTS + 2)

@@ -33,11 +33,12 @@ class MethodConfig(Section):
 
     model_config = ConfigDict(frozen=True, extra="allow")
     name: str
+    class_weight: Literal["balanced"] | None = None
 
     @property
     def options(self) -> dict[str, Any]:
-        """All settings but the name."""
-        return self.model_dump(exclude={"name"})
+        """What the method itself is told: all settings but its name and what is made of the data."""
+        return self.model_dump(exclude={"name", "class_weight"})
 
 
 class DataConfig(Section):
@@ -63,11 +64,13 @@ class OptimConfig(Section):
     """`milestones` and `warmup` are epochs; a number below 1 is a share of all epochs.
 
     `warmup_steps` takes the place of `warmup`. After it `inverse_sqrt` falls with the square root of the steps, and
-    `cyclic` is `cosine` so many times in a row, as `cycles` says.
+    `cyclic` is `cosine` so many times in a row, as `cycles` says. `backbone_lr` is the learning rate of all but the
+    head, which has `lr`; both follow the schedule.
     """
 
     name: Literal["sgd", "adamw"] = "sgd"
     lr: Positive = 0.1
+    backbone_lr: Positive | None = None
     momentum: Share = 0.9
     nesterov: bool = True
     betas: tuple[Share, Share] = (0.9, 0.999)
@@ -111,12 +114,17 @@ class TrainConfig(Section):
 
     `average` is the number of last epochs whose weights, as they were at each one's end, are averaged in the end.
 
+    `ema=0.999` averages the weights over all steps instead, each new one with a share of 1 - ema (more in the first
+    steps); the averaged weights are evaluated and saved. `patience` ends a training after so many epochs in which none
+    was better than the best so far by the validation split.
+
     `threads` are the CPU threads of a process, by default torch's choice. One is best for tiny models, and on a machine
     that others use: threads wait for each other in every operation. `on_nonfinite` is what a loss of NaN or infinity
     does: stop the run, or skip the step (each step then waits for the device). `save_every` is a number of epochs,
     minutes or steps between checkpoints; `auto` is 2 minutes, or more where they would take over 1% of the time.
     `shard` spreads weights, gradients and optimizer state over the processes (FSDP) instead of copying them to each.
     `calibrate` does in the end what `pskd calibrate` does, on the validation split.
+    `freeze=backbone` trains the head alone; batch statistics of the rest stay as they are.
     `history` records the probabilities of every training sample in every epoch, 7 bytes each, of up to 5 million.
     """
 
@@ -130,11 +138,14 @@ class TrainConfig(Section):
     clip_norm: Positive | None = None
     on_nonfinite: Literal["stop", "skip"] = "stop"
     average: Count = 1
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    patience: Count | None = None
     channels_last: bool = True
     compile: bool = False
     shard: Annotated[bool, How()] = False
     save_every: Annotated[str, How()] = "auto"
     keep_last: Annotated[Count, How()] = 2
+    freeze: Literal["none", "backbone"] = "none"
     history: bool = True
     calibrate: Annotated[bool, How()] = False
     trackers: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], How()] = ()
@@ -146,6 +157,12 @@ class TrainConfig(Section):
             return "auto"
         interval = _interval(str(value))
         return f"{interval.number:g} {interval.unit}"
+
+    @model_validator(mode="after")
+    def _one_average(self) -> TrainConfig:
+        if self.ema is not None and self.average > 1:
+            raise ValueError("ema and average are two ways to average weights: leave one out")
+        return self
 
     @property
     def save_interval(self) -> Interval:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -194,6 +196,19 @@ class OnDisk(Opened):
 
 
 Split = InMemory | Opened
+
+
+def typical_side(split: Split, looked_at: int = 9) -> int | None:
+    """The median of the shorter sides of some images, before they are scaled to the view; None: they are not scaled."""
+    if isinstance(split, InMemory) or not len(split):
+        return None
+    places = torch.linspace(0, len(split) - 1, min(looked_at, len(split))).long().tolist()
+    sides = []
+    for place in places:
+        source = split.source(place)
+        with contextlib.suppress(OSError), source if isinstance(source, Image.Image) else Image.open(source) as image:
+            sides.append(min(image.size))
+    return sorted(sides)[len(sides) // 2] if sides else None
 
 
 @dataclass(frozen=True)

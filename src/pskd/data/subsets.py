@@ -19,6 +19,7 @@ from pskd.random import shuffled, uniform
 
 if TYPE_CHECKING:
     from pskd.data.splits import Split
+    from pskd.data.view import View
 
 
 def first_classes(data: ImageData, num_classes: int) -> ImageData:
@@ -51,6 +52,16 @@ def smaller(data: ImageData, image_size: int) -> ImageData:
         small = F.interpolate(split.images.float(), (image_size, image_size), mode="area")
         parts[name] = small.round().to(torch.uint8), split.labels
     return in_memory(data.name, data.classes, **parts)
+
+
+def seen_as(data: ImageData, view: View) -> ImageData:
+    """The data set in another view."""
+    splits = {"train": data.train, "val": data.val, "test": data.test}
+    seen: dict[str, Any] = {
+        name: None if split is None else replace(split, view=view)  # type: ignore[type-var]
+        for name, split in splits.items()
+    }
+    return replace(data, view=view, **seen)
 
 
 def few_per_class(data: ImageData, per_class: int, seed: int) -> ImageData:

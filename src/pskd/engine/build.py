@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from pskd import registry
 from pskd.config import Config, OptimConfig, flat
+from pskd.config.base import TrainConfig
 from pskd.errors import PskdError
 from pskd.methods.base import Method, Surroundings
 from pskd.runs import devices
@@ -44,8 +47,24 @@ def accelerator(config: Config, out: Path) -> Iterator[Accelerator]:
         accelerator.end_training()
 
 
-def optimizer(model: nn.Module, settings: OptimConfig) -> torch.optim.Optimizer:
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def freeze(model: nn.Module, head: nn.Module) -> list[nn.Module]:
+    """Leave only the head to be trained; returns the layers of the rest, whose batch statistics are to stay, too."""
+    model.requires_grad_(False)
+    head.requires_grad_(True)
+    trained = set(head.modules())
+    return [layer for layer in model.modules() if layer not in trained and list(layer.parameters(recurse=False))]
+
+
+def optimizer(model: nn.Module, settings: OptimConfig, head: Callable[[], nn.Module]) -> torch.optim.Optimizer:
+    """With two groups where the backbone has a learning rate of its own: the head's, then the others'."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters: list[dict[str, Any]] = [{"params": trained}]
+    if settings.backbone_lr is not None:
+        own = set(head().parameters())
+        others = [parameter for parameter in trained if parameter not in own]
+        if not others:
+            raise PskdError("optim.backbone_lr: nothing but the head is trained, leave it out or set train.freeze=none")
+        parameters = [{"params": [parameter for parameter in trained if parameter in own]}, {"params": others}]
     if settings.name == "adamw":
         return torch.optim.AdamW(parameters, settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
     return torch.optim.SGD(
@@ -55,6 +74,31 @@ def optimizer(model: nn.Module, settings: OptimConfig) -> torch.optim.Optimizer:
         nesterov=settings.nesterov and settings.momentum > 0,
         weight_decay=settings.weight_decay,
     )
+
+
+def average(model: nn.Module, settings: TrainConfig, steps_done: Callable[[], int]) -> AveragedModel | None:
+    """The mean of the weights at the ends of the last epochs, or the moving one over all steps; None: neither.
+
+    A moving one begins fast, so that a short training is not the mean of its beginning.
+    """
+    if settings.ema is None:
+        return AveragedModel(model, use_buffers=True) if settings.average > 1 else None
+    most = settings.ema
+
+    @torch.no_grad()
+    def move(means: Any, now: Any, _: Tensor | int) -> None:
+        if not means[0].is_floating_point():
+            torch._foreach_copy_(means, now)
+            return
+        done = steps_done()
+        torch._foreach_lerp_(means, now, 1 - min(most, (1 + done) / (10 + done)))
+
+    return AveragedModel(model, multi_avg_fn=move, use_buffers=True)
+
+
+def balanced_weights(counts: Tensor) -> Tensor:
+    """Weights (K) in inverse proportion to how many samples each class has; their mean over all samples is 1."""
+    return counts.sum() / (len(counts) * counts.clamp_min(1))
 
 
 def method(config: Config, task: Task, model: nn.Module, calls: int, folder: Path, group: Group) -> Method:
@@ -75,6 +119,7 @@ def method(config: Config, task: Task, model: nn.Module, calls: int, folder: Pat
         host=group.host,
         hosts=group.hosts,
         seed=config.train.seed,
+        class_weight=balanced_weights(task.class_counts()) if config.method.class_weight == "balanced" else None,
     )
     made: Method = registry.methods.find(config.method.name).from_settings(around, **config.method.options)
     if shared is not None:

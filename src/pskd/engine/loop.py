@@ -15,15 +15,14 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 
 from pskd import tasks
 from pskd.config import Config, changed, flat, long_key
 from pskd.engine import build
 from pskd.engine.nonfinite import NonFinite
 from pskd.engine.observer import observers_of
-from pskd.engine.progress import Progress
-from pskd.engine.record import epoch_line, progress_text, provenance
+from pskd.engine.progress import Progress, said_if_slow
+from pskd.engine.record import epoch_line, heading, progress_text, provenance
 from pskd.engine.saving import Saver
 from pskd.engine.state import TrainingState
 from pskd.errors import PskdError
@@ -72,7 +71,7 @@ def train(
             return run.result()
         config = changed(run.config(allow_code=allow_code), changes, allow_code=allow_code)
         if not allow_code:
-            check_model(config, stated)
+            check_model(config, stated, begun=resume and run.has_begun())
     notes = [line for setting, line in run.notes.items() if setting not in stated]
     if int(os.environ.get("RANK", "0")) == 0:
         config = run.claim(config, resume=resume, allow_code=allow_code)
@@ -80,11 +79,17 @@ def train(
         if resume and run.result_file.exists():
             return run.result()
         sharding.check(config)
-        task = tasks.create(config)
-        if config.train.calibrate:
-            check_calibrable(task)
-        with build.accelerator(config, out) as devices, one_line_errors("writing", **OF_A_RUN), lost_processes(out):
-            return Trainer(config, task, run, devices).fit(after_epoch, notes)
+        with contextlib.ExitStack() as stack:
+            with said_if_slow(f"reading {config.data.name}, making {config.model.name} ..."):
+                task = tasks.create(config)
+                if config.train.calibrate:
+                    check_calibrable(task)
+                task.begins = not (resume and run.has_begun())
+                devices = stack.enter_context(build.accelerator(config, out))
+                stack.enter_context(one_line_errors("writing", **OF_A_RUN))
+                stack.enter_context(lost_processes(out))
+                trainer = Trainer(config, task, run, devices)
+            return trainer.fit(after_epoch, notes)
     finally:
         run.release()
 
@@ -107,12 +112,14 @@ class Trainer:
             torch.set_num_threads(settings.threads)
         torch.manual_seed(settings.seed)
         model = task.model().to(self.device)
+        self.still = build.freeze(model, task.head(model)) if settings.freeze == "backbone" else []
         shards = settings.shard and self.group.active
         if shards:
             sharding.shard(model, self.device, self.group.world)
         elif settings.channels_last:
             model = model.to(memory_format=torch.channels_last)
-        self.optimizer = accelerator.prepare_optimizer(build.optimizer(model, config.optim))
+        self.optimizer = accelerator.prepare_optimizer(build.optimizer(model, config.optim, lambda: task.head(model)))
+        self.rates = (config.optim.lr, config.optim.backbone_lr or config.optim.lr)
         compiled = torch.compile(model) if settings.compile else model
         self.model = accelerator.prepare_model(compiled, evaluation_mode=shards)  # not a whole copy in each process
         first = task.plan(0, self.group)
@@ -122,9 +129,8 @@ class Trainer:
         task.provide(self.method)
         self.observers = observers_of(config, run, task, self.method, self.device)
         torch.manual_seed(settings.seed + 1 + self.group.rank)  # each process drops out other units
-        # The mean of the weights at the ends of the last epochs.
-        self.average = AveragedModel(self.weights, use_buffers=True) if settings.average > 1 else None
         self.state = TrainingState(self.device)
+        self.average = build.average(self.weights, settings, self.steps_done)
         self.saver = Saver(
             config,
             run,
@@ -139,12 +145,28 @@ class Trainer:
             observers=self.observers,
             steps_per_epoch=self.steps_per_epoch,
         )
+        if settings.patience is not None and not task.has_validation:
+            raise PskdError("train.patience needs a validation split, for example data.val_fraction=0.1")
         self.nonfinite = NonFinite(settings.on_nonfinite, self.state, self.group, self.saver.checkpoints.last_good)
         self.evaluated: dict[str, Evaluation] = {}  # what the last epoch's weights came to, by split
 
     @property
     def weights(self) -> nn.Module:
         return unwrap_model(self.model)
+
+    @property
+    def result_weights(self) -> nn.Module:
+        """Those that are evaluated and kept: the model's own, or their moving mean."""
+        moving = self.average is not None and self.config.train.ema is not None
+        return self.average.module if moving and self.average is not None else self.weights
+
+    def steps_done(self) -> int:
+        return self.state.epoch * self.steps_per_epoch + self.state.step
+
+    def gives_up(self) -> bool:
+        """Whether no epoch was better than the best one for too long."""
+        patience, best = self.config.train.patience, self.state.best
+        return patience is not None and best is not None and self.state.epoch - best["epoch"] >= patience
 
     def fit(self, after_epoch: Callable[[dict[str, Any]], None], notes: Sequence[str] = ()) -> dict[str, Any]:
         notes = list(notes)
@@ -156,14 +178,15 @@ class Trainer:
                 observer.cut(self.state.epoch)
         self.group.barrier()
         epochs, state = self.config.train.epochs, self.state
-        total, done = epochs * self.steps_per_epoch, state.epoch * self.steps_per_epoch + state.step
+        total, done = epochs * self.steps_per_epoch, self.steps_done()
         shown = self.group.leader
         with Progress(total, done, self.task.unit, shown=shown, log=self.run.log) as progress, _signals() as asked:
             for note in notes:
                 progress.line(note)
+            progress.line(heading(self.config, self.task, self.weights, self.device), minor=resumed)
             for note in () if resumed else self.task.notes:
                 progress.line(note, minor=True)
-            while state.epoch < epochs:
+            while state.epoch < epochs and not self.gives_up():
                 self.train_epoch(progress, asked)
                 after_epoch(self.end_epoch(progress))
             return self.finish()
@@ -175,13 +198,15 @@ class Trainer:
         progress.start_epoch()
         self.method.start_epoch(state.epoch)
         self.model.train()
+        for layer in self.still:
+            layer.training = False
         plan = self.task.plan(state.epoch, self.group, state.stretches)[state.step :]
         batches = self.task.batches(plan, state.epoch, self.device)
         for step in plan:
-            lr = optim.lr * optim.factor(state.epoch + state.step / self.steps_per_epoch, epochs, self.steps_per_epoch)
-            for parameters in self.optimizer.param_groups:
-                parameters["lr"] = lr
-            loss = self.train_step(step, batches, lr)
+            factor = optim.factor(state.epoch + state.step / self.steps_per_epoch, epochs, self.steps_per_epoch)
+            for parameters, rate in zip(self.optimizer.param_groups, self.rates, strict=False):
+                parameters["lr"] = rate * factor
+            loss = self.train_step(step, batches, optim.lr * factor)
             state.step += 1
             progress.step(step.total, lambda loss=loss: progress_text(state, epochs, self.method, loss))  # type: ignore[misc]
             decision = self.group.agree(STOP if asked else SAVE if self.saver.is_due() else CONTINUE)
@@ -191,6 +216,8 @@ class Trainer:
                     raise Interrupted(asked[0] if asked else signal.SIGTERM, self.run.path)
         self.group.settle()  # a wish that came up in the last step comes up again
         self.group.copy_buffers(self.weights)
+        if self.result_weights is not self.weights:
+            self.group.copy_buffers(self.result_weights)
 
     def train_step(self, step: Step, batches: Iterator[Any], lr: float) -> Tensor:
         """One optimizer step; returns the loss of its last part."""
@@ -220,6 +247,8 @@ class Trainer:
         if self.config.train.clip_norm is not None:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.train.clip_norm)
         self.optimizer.step()
+        if self.average is not None and self.config.train.ema is not None:
+            self.average.update_parameters(self.weights)
         for each in learnt:
             self.state.add(*each)
         self.state.skips_in_a_row = 0
@@ -237,13 +266,13 @@ class Trainer:
         split = "val" if self.task.has_validation else "test"
         self.evaluated = {}
         if (state.epoch + 1) % self.config.eval.every == 0:
-            self.evaluated[split] = self.task.evaluate(self.weights, split, self.device, self.group)
+            self.evaluated[split] = self.task.evaluate(self.result_weights, split, self.device, self.group)
             record[split] = self.evaluated[split].metrics
             if split == "val":
                 self.keep_if_best(record[split])
         record["seconds"] = seconds
         state.end_epoch()
-        if self.average is not None and state.epoch > settings.epochs - settings.average:
+        if self.average is not None and settings.ema is None and state.epoch > settings.epochs - settings.average:
             self.average.update_parameters(self.weights)
         for observer in self.observers.values():
             observer.end_epoch(self.group)
@@ -269,7 +298,7 @@ class Trainer:
         best, by = self.state.best, self.task.selects_by
         if best is None or METRICS[by].better(metrics[by], best["val"][by]):
             self.state.best = {"epoch": self.state.epoch + 1, "val": metrics}
-            weights.save(deployed(self.weights), self.run.best_model_file, self.task.metadata(), self.group)
+            weights.save(deployed(self.result_weights), self.run.best_model_file, self.task.metadata(), self.group)
             if self.group.leader:
                 self.state.best_sum = checksum(self.run.best_model_file)
 
@@ -277,7 +306,7 @@ class Trainer:
         """The last epoch's results; the best epoch's too, if there is a validation split to choose it on."""
         if self.average is not None:
             self.weights.load_state_dict(self.average.module.state_dict())
-            self.evaluated = {}
+            self.evaluated = self.evaluated if self.config.train.ema is not None else {}
         final, best = self.result_on("test"), self.state.best
         if self.group.leader and best is not None and not self.saver.has_best():
             raise PskdError(

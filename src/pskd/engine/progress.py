@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
 from pskd.errors import printable
+
+SILENCE = 60  # seconds, after which even a screen that keeps every line gets one of an unfinished epoch
+
+
+@contextlib.contextmanager
+def said_if_slow(text: str, seconds: float = 5.0) -> Iterator[None]:
+    """Print a line if what is done here takes long, on the first process."""
+    timer = threading.Timer(seconds, lambda: print(printable(text), flush=True))
+    timer.daemon = True
+    if int(os.environ.get("RANK", "0")) == 0:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Progress:
@@ -45,9 +63,13 @@ class Progress:
         now = time.monotonic()
         if self._bar is not None and now - self._drawn > 0.1:
             self._drawn = now
-            self._bar.update(
-                self._task, completed=self._done, description=f"{describe()} · {self.speed():,.0f} {self._unit}/s"
-            )
+            self._bar.update(self._task, completed=self._done, description=f"{describe()} · {self._pace()}")
+        elif self._bar is None and self._shown and now - max(self._said, self._drawn) > SILENCE:
+            self._drawn = now
+            print(printable(f"{describe()} · {self._pace()} · {self.left()} left"), flush=True)
+
+    def _pace(self) -> str:
+        return f"{self.speed():,.0f} {self._unit}/s"
 
     def speed(self) -> float:
         """Samples per second in this epoch."""

@@ -21,6 +21,21 @@ from pskd.runs.group import Group
 from pskd.tasks.base import Task
 
 
+def heading(config: Config, task: Task, model: nn.Module, device: torch.device) -> str:
+    """What a run is, in one line: data, model, device."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    words = [f"{config.model.name}, {_short(parameters)} parameters"]
+    words += [f"{_short(trained)} of them trained"] if trained < parameters else []
+    words += [task.first_weights] if task.first_weights else []
+    epochs = f"{config.method.name}, {config.train.epochs} epochs"
+    return " · ".join([task.about(), ", ".join(words), epochs, f"on {name_of(device)}"])
+
+
+def _short(count: int) -> str:
+    return f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count:,}"
+
+
 def epoch_line(record: dict[str, Any], epochs: int, method: Method, speed: float, unit: str, time_left: str) -> str:
     """One epoch in one line."""
     parts = [f"epoch {record['epoch']}/{epochs}", f"loss {record['train_loss']:.4f}", *_logged(method)]

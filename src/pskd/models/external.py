@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import pickle
 from collections.abc import Collection
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 from torch import nn
 
 from pskd.errors import PskdError
+from pskd.models.first_weights import HeadLayer, cache_only, head_of, tensors_only, with_channels
 
 LIBRARIES = {"torchvision": "workbench", "timm": "timm"}  # and the extra that brings each
 
@@ -26,13 +30,20 @@ def create_external(name: str, num_classes: int, in_channels: int, options: dict
         ) from error
     build = _torchvision if library == "torchvision" else _timm
     try:
-        return build(module, member, num_classes, in_channels, options)
+        with tensors_only():
+            return build(module, member, num_classes, in_channels, options)
     except PskdError:
         raise
-    except (TypeError, ValueError, KeyError) as error:
-        raise PskdError(f"model {name!r} refuses its options {options}: {error}") from error
     except OSError as error:
-        raise PskdError(f"model {name!r}: its weights {options} cannot be fetched ({error})") from error
+        why = str(error).splitlines()[0]
+        raise PskdError(
+            f"model {name!r}: its weights {options} are not in the cache, or cannot be fetched ({why})"
+        ) from error
+    except pickle.UnpicklingError as error:
+        raise PskdError(f"model {name!r}: the file of its weights holds more than tensors, and is not read") from error
+    except (TypeError, ValueError, KeyError, RuntimeError) as error:
+        why = str(error).splitlines()[0]
+        raise PskdError(f"model {name!r} refuses its options {options}: {why}") from error
 
 
 def _torchvision(
@@ -49,13 +60,19 @@ def _torchvision(
         model = torchvision.models.get_model(member, **options)  # with as many classes as its weights have
         _replace_head(f"torchvision:{member}", model, num_classes)
     if in_channels != 3:
-        _take_channels(model, in_channels)
+        _take_channels(model, in_channels, trained=options.get("weights") is not None)
     return model
 
 
 def _timm(timm: Any, member: str, num_classes: int, in_channels: int, options: dict[str, Any]) -> nn.Module:
-    _check_known("timm", member, timm.list_models())
-    model: nn.Module = timm.create_model(member, num_classes=num_classes, in_chans=in_channels, **options)
+    _check_known("timm", member.partition(".")[0], timm.list_models())
+    build = partial(timm.create_model, member, num_classes=num_classes, in_chans=in_channels, **options)
+    model: nn.Module
+    if options.get("pretrained"):
+        with contextlib.suppress(OSError), cache_only():
+            model = build()
+            return model
+    model = build()
     return model
 
 
@@ -68,8 +85,9 @@ def _check_known(library: str, member: str, known: Collection[str]) -> None:
 
 def _replace_head(name: str, model: nn.Module, num_classes: int) -> None:
     """Give a trained classifier a new last layer, where it has another number of classes."""
-    layers = [(path, layer) for path, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
-    path, last = layers[-1]
+    path = head_of(model)
+    last = model.get_submodule(path)
+    assert isinstance(last, HeadLayer)
     outputs = last.out_features if isinstance(last, nn.Linear) else last.out_channels
     if outputs == num_classes:
         return
@@ -84,8 +102,13 @@ def _replace_head(name: str, model: nn.Module, num_classes: int) -> None:
     setattr(model.get_submodule(parent), child, fresh)
 
 
-def _take_channels(model: nn.Module, in_channels: int) -> None:
-    """torchvision's builders take 3 channels: repeat or drop those of the first filters, as the builder drew them."""
+def _take_channels(model: nn.Module, in_channels: int, trained: bool) -> None:
+    """torchvision's builders take 3 channels: repeat or drop those of the first filters, as the builder drew them.
+
+    Of trained filters none is dropped.
+    """
     first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
-    first.weight = nn.Parameter(first.weight.detach()[:, torch.arange(in_channels) % 3])
+    filters = first.weight.detach()
+    taken = with_channels(filters, in_channels) if trained else filters[:, torch.arange(in_channels) % 3]
+    first.weight = nn.Parameter(taken)
     first.in_channels = in_channels

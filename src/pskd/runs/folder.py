@@ -78,6 +78,10 @@ class RunFolder:
         if not self.config_file.exists():
             raise PskdError(f"{self.path} has no config.yaml to resume from: name the recipe too, or check --out")
 
+    def has_begun(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return any(re.fullmatch(r"[0-9]{9}", entry.name) for entry in self.checkpoints.glob("*"))
+
     def _check_ours(self) -> None:
         """Refuse a folder that holds something else than a run, or in which links lead elsewhere."""
         check_own(self.path)

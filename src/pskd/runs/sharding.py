@@ -26,8 +26,8 @@ def check(config: Config) -> None:
     if not config.train.shard:
         return
     problem = None
-    if config.train.average > 1 or config.train.compile:
-        problem = "train.average and train.compile want the whole model"
+    if config.train.average > 1 or config.train.ema is not None or config.train.compile:
+        problem = "train.average, train.ema and train.compile want the whole model"
     elif config.train.precision == "fp16":
         problem = "processes would scale their parts of the gradients differently, take train.precision=bf16"
     if problem is not None:

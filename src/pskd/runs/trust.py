@@ -11,14 +11,14 @@ from typing import Any
 from pskd import config as configuration
 from pskd.config import Config
 from pskd.errors import PskdError
+from pskd.models.first_weights import FIRST_WEIGHTS
 
 # Words in the names of options by which libraries are told what to load, fetch or run.
 _LOADING = re.compile(
     "adapter|archive|cache|cfg|checkpoint|ckpt|code|dir|download|endpoint|file|filename|folder|hf|hub|implementation"
-    "|kernels?|local|overlay|path|pretrained|proxies|remote|repo|revision|root|safetensors|source|state|url|weights"
+    "|kernels?|local|overlay|path|pretrained|proxies|remote|repo|revision|root|safetensors|source|start|state|url|weights"
 )
 _SWITCHES = re.compile("code|download|hub|kernels|pretrained|remote")  # with these a plain "true" loads something
-_FIRST_WEIGHTS = ("pretrained", "weights")  # where a training began; whatever came of it, a run has weights of its own
 _OWN_CODE = ("eager", "sdpa")  # implementations of attention that are torch's or the library's own
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,60}")
 _TEXT = re.compile(r"[A-Za-z0-9_]{1,40}")
@@ -37,7 +37,7 @@ def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
             if not _is_plain(value):
                 raise PskdError(f"model.{name}: a run folder may hold numbers and simple names only")
             kept[name] = value
-        elif name not in _FIRST_WEIGHTS or not isinstance(value, str | bool):
+        elif name not in FIRST_WEIGHTS or not isinstance(value, str | bool):
             raise PskdError(f"model.{name}: a run folder may not name what a model loads")
     return kept
 
@@ -59,10 +59,13 @@ def within_itself(config: Config, *, allow_code: bool = False) -> tuple[Config, 
     return config, notes
 
 
-def check_model(config: Config, stated: Collection[str] = ()) -> None:
-    """Refuse a model that a folder's configuration would load from somewhere; ``stated`` are a user's own settings."""
+def check_model(config: Config, stated: Collection[str] = (), *, begun: bool = False) -> None:
+    """Refuse a model that a folder's configuration would load from somewhere; ``stated`` are a user's own settings.
+
+    A run that has ``begun`` goes on with weights of its own, so nothing comes of what it says of its first ones.
+    """
     for name, value in config.model.model_dump(exclude={"name", "backbone"}).items():
-        if f"model.{name}" in stated:
+        if f"model.{name}" in stated or (begun and name in FIRST_WEIGHTS and isinstance(value, str | bool)):
             continue
         if _loads(name, value) or not (_KEY.fullmatch(name) and _is_plain(value)):
             raise PskdError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import safetensors.torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from pskd.errors import PskdError
 from pskd.runs import sharding
@@ -44,6 +44,15 @@ def load(model: nn.Module, path: Path) -> None:
             safetensors.torch.load_model(model, str(path))
     except (OSError, RuntimeError, SafetensorError) as error:
         raise PskdError(f"{path} does not fit this model, or is damaged: {str(error).splitlines()[0]}") from error
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name."""
+    try:
+        found: dict[str, Tensor] = safetensors.torch.load_file(str(path))
+        return found
+    except (OSError, SafetensorError) as error:
+        raise PskdError(f"{path} cannot be read as safetensors: {str(error).splitlines()[0]}") from error
 
 
 def path_of(run: Path, *, best: bool = False) -> Path:

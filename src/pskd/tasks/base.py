@@ -65,6 +65,8 @@ class Task(ABC):
     has_validation: bool
     notes: Sequence[str] = ()  # what the log shall say of data and model; the screen shows the first line
     providers: Mapping[str, Callable[[nn.Module, Any], Any] | None]  # None: ``loss`` makes it itself
+    first_weights: str = ""  # what the model began with, in words
+    begins: bool = True  # whether a model begins with its first weights; one that is resumed gets those of a checkpoint
 
     @classmethod
     def refuses(cls, method: type[Method]) -> str | None:
@@ -75,6 +77,14 @@ class Task(ABC):
     def sources(self) -> str:
         """Identity of all that a training reads: its data, and its teacher if it has one."""
         return self.fingerprint
+
+    def about(self) -> str:
+        """The training data in a few words."""
+        return f"{self.config.data.name}: {self.num_samples:,} training samples, {self.num_classes:,} classes"
+
+    def class_counts(self) -> Tensor:
+        """How many training samples each class has, (K)."""
+        raise PskdError(f"method.class_weight=balanced: {self.config.task} does not count the samples of its classes")
 
     def provide(self, method: Method) -> None:
         """Get ready to give the method what it needs."""
@@ -92,6 +102,12 @@ class Task(ABC):
     @abstractmethod
     def model(self) -> nn.Module:
         """The model, freshly initialised."""
+
+    def head(self, model: nn.Module) -> nn.Module:
+        """The part of a model that is trained anew for its classes; the rest of it is the backbone."""
+        raise PskdError(
+            f"train.freeze and optim.backbone_lr: a model of {self.config.task} has no head apart from the rest"
+        )
 
     def plan(self, epoch: int, group: Group, stretches: Sequence[Stretch] = ()) -> list[Step]:
         """This process's steps of an epoch, some ``stretches`` of which are behind it."""

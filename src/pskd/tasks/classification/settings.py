@@ -37,10 +37,12 @@ class DataConfig(base.DataConfig):
 class ModelConfig(base.ModelConfig):
     """`name` is one of `pskd.models.names()`, such as resnet20 or densenet121, or torchvision:NAME or timm:NAME.
 
-    Every other key is an option of that model, such as `model.width=32`.
+    `start` is a run folder or a .safetensors file whose weights it begins with. Every other key is an option of that
+    model, such as `model.width=32`, `model.weights=DEFAULT` (torchvision) or `model.pretrained=true` (timm).
     """
 
     name: str = "resnet8"
+    start: str | None = None
 
 
 class AugmentConfig(Section):
@@ -49,10 +51,12 @@ class AugmentConfig(Section):
     `crop=random` takes 7/8 of either side, anywhere: 224 pixels out of 256. `clamp` keeps colours in their range after
     each change of the `jitter`; the authors' code does not.
 
-    `mix` is Cutout with a square `hole`, or CutMix or Mixup with lambda ~ Beta(beta, beta). `box=released` makes the
-    sides of CutMix's box even, as the authors' code does; `exact` keeps odd ones. `mix_probability` is that
-    of mixing a batch, by default 0.5 for CutMix and 1 for the others; with PS-KD and CS-KD each sample is mixed with
-    probability 0.5.
+    `auto=trivial` is TrivialAugment, one random operation on each image; `erase` the probability of a blank box.
+
+    `mix` is Cutout with a square `hole`, or CutMix or Mixup with lambda ~ Beta(beta, beta), or either of these two for
+    each batch. `box=released` makes the sides of CutMix's box even, as the authors' code does; `exact` keeps odd ones.
+    `mix_probability` is that of mixing a batch, by default 0.5 for CutMix and 1 for the others; with PS-KD and CS-KD
+    each sample is mixed with probability 0.5.
     """
 
     crop: Literal["pad", "resized", "random", "none"] = "pad"
@@ -61,7 +65,9 @@ class AugmentConfig(Section):
     jitter: NotNegative = 0.0
     clamp: bool = True
     lighting: NotNegative = 0.0
-    mix: Literal["none", "cutout", "cutmix", "mixup"] = "none"
+    auto: Literal["none", "trivial"] = "none"
+    erase: Share = 0.0
+    mix: Literal["none", "cutout", "cutmix", "mixup", "mixup_cutmix"] = "none"
     hole: Count = 8
     beta: Positive = 1.0
     box: Literal["exact", "released"] = "exact"

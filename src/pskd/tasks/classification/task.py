@@ -12,16 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pskd import __version__, models, registry
+from pskd import __version__, registry
 from pskd.augment import Augment
 from pskd.augment.mix import Mix
+from pskd.data.splits import typical_side
 from pskd.errors import PskdError
 from pskd.memory.snapshot import unwrap_model
 from pskd.methods.base import Loss, Method
 from pskd.methods.cs_kd import SameClassPartners
 from pskd.methods.dlb import DLB
 from pskd.metrics import functional
-from pskd.models.heads import HeadedNet, HeadedOutput
+from pskd.models.first_weights import head_of
+from pskd.models.heads import HeadedNet, HeadedOutput, deployed
 from pskd.plan import Step, Stretch
 from pskd.runs.balance import balanced
 from pskd.runs.group import Group
@@ -29,6 +31,7 @@ from pskd.targets import Targets
 from pskd.tasks.base import Evaluation, Shown, Task
 from pskd.tasks.classification.predictor import ClassPredictor, load_data, score_split
 from pskd.tasks.classification.settings import ClassificationConfig
+from pskd.tasks.classification.start import as_trained, begun_classifier, resumed_classifier
 from pskd.tasks.predictor import Predictor
 
 
@@ -59,7 +62,7 @@ class Classification(Task):
 
     def __init__(self, config: ClassificationConfig) -> None:
         self.config = config
-        self.data = load_data(config)
+        self.data = as_trained(load_data(config), config.model, config.data.image_size)
         self.num_classes = len(self.data.classes)
         self.num_samples = self.num_rows = len(self.data.train)
         self.fingerprint = self.data.train.fingerprint
@@ -67,9 +70,8 @@ class Classification(Task):
         if config.data.balance:
             self.shows_samples = False  # not each of them once in an epoch
         changes = config.augment
-        self.augment = Augment(
-            self.data.view, changes.crop, changes.pad, changes.flip, changes.jitter, changes.lighting, changes.clamp
-        )
+        kept = ("crop", "pad", "flip", "jitter", "lighting", "clamp", "auto", "erase")
+        self.augment = Augment(self.data.view, **{name: getattr(changes, name) for name in kept})
         if changes.mix == "cutout" and changes.hole > min(self.data.view.size):
             raise PskdError(f"augment.hole={changes.hole} is larger than the images of {self.data.view.size}")
         self.teacher: nn.Module | None = None
@@ -87,6 +89,22 @@ class Classification(Task):
             "last_logits": lambda model, _: _learning(unwrap_model(model), self.last_view()),
             **dict.fromkeys(("head_logits", "head_features")),  # made by the student's own forward pass
         }
+
+    def about(self) -> str:
+        found, view = self.data, self.data.view
+        counts = {"training": found.train, "validation": found.val, "test": found.test}
+        images = ", ".join(f"{len(split):,} {what}" for what, split in counts.items() if split is not None)
+        size = "x".join(map(str, view.size))
+        about = f"{found.name}: {images} images of {size}, {self.num_classes} classes"
+        if self.config.data.noise:
+            about += f", {self.config.data.noise:.0%} of the training labels wrong on purpose"
+        side = typical_side(found.train)
+        if side is not None and side < min(view.size):
+            about += f" (enlarged from about {side}; data.image_size={side} trains faster)"
+        return about
+
+    def class_counts(self) -> Tensor:
+        return self.data.train.labels.bincount(minlength=self.num_classes)
 
     def provide(self, method: Method) -> None:
         super().provide(method)
@@ -111,10 +129,17 @@ class Classification(Task):
         return digest.hexdigest()
 
     def model(self) -> nn.Module:
-        settings = self.config.model
-        model = models.create(settings.name, self.num_classes, self.data.view.channels, **settings.options)
+        settings, classes, channels = self.config.model, self.data.classes, self.data.view.channels
+        if self.begins:
+            model, self.first_weights = begun_classifier(settings, classes, channels)
+        else:
+            model = resumed_classifier(settings, classes, channels)
         wanted = registry.methods.find(self.config.method.name).needs
         return HeadedNet(model) if "head_logits" in wanted else model
+
+    def head(self, model: nn.Module) -> nn.Module:
+        net = deployed(model)
+        return net.get_submodule(head_of(net))
 
     def plan(self, epoch: int, group: Group, stretches: Sequence[Stretch] = ()) -> list[Step]:
         plan = super().plan(epoch, group, stretches)
