@@ -44,7 +44,7 @@ class ClassPredictor(Predictor):
     about_class = AboutClassifier
     calibration_class = ClassCalibration
     validation_hint = "train with one, pskd train ... data.val_fraction=0.1, or put images into a folder val"
-    options = frozenset({"top", "coverage", "max_risk", "batch_size", "workers"})
+    options = frozenset({"top", "coverage", "max_risk", "workers"})
 
     def __init__(self, run: Path, about: AboutClassifier, model: nn.Module, device: torch.device) -> None:
         super().__init__(run, about, model, device)
