@@ -21,7 +21,7 @@ from pskd.data.folder import MEAN, STD
 from pskd.data.opening import BATCH
 from pskd.tasks.classification.predictor import AboutClassifier, ClassPredictor
 
-IMAGES, SIDE, WORKERS = 1024, 160, 2
+IMAGES, SIDE, WORKERS = 512, 160, 2
 VIEW = View(3, (64, 64), 73, MEAN, STD)
 
 
@@ -59,7 +59,7 @@ def main() -> None:
         seconds = alternate(
             lambda: bare(model, files),
             lambda: [answer.to_dict() for answer in predictor.answers(files, workers=WORKERS)],  # type: ignore[union-attr]
-            rounds=7,
+            rounds=5,
             warmup=1,
         )
     ratios = [a / b for a, b in zip(*seconds, strict=True)]

@@ -31,6 +31,8 @@ def test_help_loads_no_torch() -> None:
         ["train"],
         ["evaluate"],
         ["predict"],
+        ["calibrate"],
+        ["export"],
         ["recipes"],
         ["recipes", "copy"],
         ["study"],

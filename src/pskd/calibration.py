@@ -49,8 +49,10 @@ def conformal_threshold(
 ) -> Tensor:
     """The threshold for ``prediction_sets`` whose sets hold the label with probability ``coverage`` at least.
 
-    The score of a class is the mass of all classes that are at least as likely (adaptive prediction sets). The
-    threshold is the ``ceil((N + 1) * coverage)``-th smallest score of the labels, which is exact for any finite N.
+    The score of a class is the mass of all classes that are at least as likely (adaptive prediction sets), and 0 for
+    the likeliest one, which is in every set: sets hold the label more often than they have to only where the likeliest
+    class alone is right as often. The threshold is the ``ceil((N + 1) * coverage)``-th smallest score of the labels,
+    which is exact for any finite N.
 
     Args:
         probs: (N, K), rows that sum to 1.
@@ -90,8 +92,7 @@ def prediction_sets(probs: Tensor, threshold: Tensor | float, noise: Tensor | No
         threshold: of ``conformal_threshold``.
         noise: (N) uniform numbers in [0, 1), if the threshold was made with such.
     """
-    inside = adaptive_scores(probs, noise) <= torch.as_tensor(threshold, dtype=torch.float64, device=probs.device)
-    return inside.scatter(1, probs.argmax(1, keepdim=True), True)
+    return adaptive_scores(probs, noise) <= torch.as_tensor(threshold, dtype=torch.float64, device=probs.device)
 
 
 def reject_threshold(probs: Tensor, labels: Tensor, max_risk: float, delta: float = 0.05) -> float:
@@ -144,11 +145,15 @@ def threshold_of_confidence(sure: Tensor, wrong: Tensor, max_risk: float, delta:
 
 
 def adaptive_scores(probs: Tensor, noise: Tensor | None = None) -> Tensor:
-    """The mass of all classes that are at least as likely as each class, (N, K) in float64."""
+    """The mass of all classes that are at least as likely as each class, (N, K) in float64; 0 for the likeliest.
+
+    It is in every set, so it has the lowest score: were it only added afterwards, sets would hold the label too often.
+    """
     ordered, order = torch.sort(probs.double(), dim=1, descending=True, stable=True)
     mass = ordered.cumsum(1)
     if noise is not None:
         mass = mass - noise.double()[:, None] * ordered
+    mass[:, 0] = 0
     return torch.empty_like(mass).scatter(1, order, mass)
 
 

@@ -72,7 +72,10 @@ def test_the_best_epoch_s_weights_can_be_used(tmp_path: Path, capfd: pytest.Capt
 def test_options_of_another_task_are_refused(tmp_path: Path) -> None:
     train(small("epochs=1"), tmp_path / "run")
     for options, message in (
-        ({"texts": ["ja"]}, "--text is not for a run of classification; its options are --top"),
+        (
+            {"texts": ["ja"]},
+            "--text is not for a run of classification; its options are --coverage, --max-risk, --top, --workers",
+        ),
         ({"min_score": 0.5}, "--min-score is not for a run of classification"),
     ):
         with pytest.raises(PskdError, match=message):

@@ -45,7 +45,7 @@ class ClassCalibration(Calibration):
         by_class: whether each class has a threshold for its sets of its own.
         delta: the probability that the promise of a rejection threshold fails.
         labels, scores, confidence, wrong: of each sample its class, the mass of all classes that are at least as likely
-            as that one, the mass of the likeliest class, and whether that was another one.
+            as that one (0 if it is the likeliest), the mass of the likeliest class, and whether that was another one.
     """
 
     temperature: Temperature

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,24 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from pskd import __version__, data, models, registry
-from pskd.calibration import prediction_sets
 from pskd.config import Config
 from pskd.data import ImageData, InMemory, Split, View
 from pskd.data.items import source_of
-from pskd.data.opening import BATCH, OpenedImages, opened_batches
-from pskd.errors import PskdError, one_line
+from pskd.data.opening import BATCH, opened_batches
+from pskd.errors import PskdError
 from pskd.metrics import functional
-from pskd.metrics.details import class_scores, confusion_matrix, coverage_at_risk_from, most_confused
 from pskd.runs.group import Group
 from pskd.runs.sharding import is_spread
 from pskd.runs.trust import plain_options
 from pskd.tasks.classification import hub
-from pskd.tasks.classification.calibration import ClassCalibration, Effect, probabilities
+from pskd.tasks.classification.answers import Answering, Prediction
+from pskd.tasks.classification.calibration import ClassCalibration, Effect
 from pskd.tasks.classification.deployed import DeployedClassifier
-from pskd.tasks.predictor import About, Answer, Deployed, Predictor
+from pskd.tasks.classification.details import detailed
+from pskd.tasks.predictor import About, Deployed, Predictor
 
 TRIED = 16  # images on which an export is tried
-MATRIX = 200  # classes up to which an evaluation has the whole confusion matrix
 
 
 class AboutClassifier(About):
@@ -39,72 +38,13 @@ class AboutClassifier(About):
     view: dict[str, Any]
 
 
-class Prediction(Answer):
-    """The likeliest classes of one image, most likely first, with their probabilities.
-
-    Args:
-        names: the set of classes that was asked for by a coverage, the likeliest first.
-        sure: whether an answer keeps the risk that was asked for.
-    """
-
-    def __init__(
-        self,
-        image: str,
-        classes: list[tuple[str, float]],
-        names: list[str] | None = None,
-        sure: bool | None = None,
-    ) -> None:
-        self.image, self.classes, self.set, self.sure = image, classes, names, sure
-
-    @property
-    def label(self) -> str:
-        """The likeliest class."""
-        return self.classes[0][0]
-
-    @property
-    def confidence(self) -> float:
-        """Its probability."""
-        return self.classes[0][1]
-
-    def __repr__(self) -> str:
-        return f"Prediction({self.image!r}: {', '.join(f'{name} {share:.1%}' for name, share in self.classes)})"
-
-    def text(self) -> str:
-        lines = [one_line(self.image)]
-        if self.sure is False:
-            likeliest = ", ".join(f"{one_line(name)} {share:.0%}" for name, share in self.classes[:2])
-            lines.append(f"  not sure: {likeliest}")
-        elif self.set is None:
-            lines += [f"  {share:7.2%}  {one_line(name)}" for name, share in self.classes]
-        if self.set is not None:
-            lines.append(f"  one of: {', '.join(map(one_line, self.set))}")
-        return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"image": self.image, "classes": self.classes}
-        if self.set is not None:
-            found["set"] = self.set
-        if self.sure is not None:
-            found["sure"] = self.sure
-        return found
-
-    def row(self) -> dict[str, str]:
-        """For a line of a table."""
-        cells = {"image": self.image, "class": self.label, "probability": f"{self.confidence:.6f}"}
-        if self.set is not None:
-            cells["set"] = "|".join(self.set)
-        if self.sure is not None:
-            cells["sure"] = "yes" if self.sure else "no"
-        return cells
-
-
 class ClassPredictor(Predictor):
     """An image classifier with its classes and its view of an image."""
 
     about_class = AboutClassifier
     calibration_class = ClassCalibration
     validation_hint = "train with one, pskd train ... data.val_fraction=0.1, or put images into a folder val"
-    options = frozenset({"top", "coverage", "max_risk", "batch_size", "workers"})
+    options = frozenset({"top", "coverage", "max_risk", "workers"})
 
     def __init__(self, run: Path, about: AboutClassifier, model: nn.Module, device: torch.device) -> None:
         super().__init__(run, about, model, device)
@@ -149,51 +89,17 @@ class ClassPredictor(Predictor):
             batch_size: of the images that the model sees at a time.
             workers: processes that open images; by default some if there are many.
         """
-        answered = self._answering(top, coverage, max_risk)
+        if self.calibration is None and (coverage is not None or max_risk is not None):
+            raise PskdError(
+                f"{self.run} is not calibrated, which a coverage and a risk need: pskd calibrate {self.run} does it"
+            )
+        answered = Answering(
+            self.model, self.view, self.classes, self.device, self.calibration, top, coverage, max_risk
+        )
         for opened in opened_batches(inputs, self.view, batch_size, workers):
             found = iter(answered(opened))
             for error in opened.errors:
                 yield next(found) if error is None else PskdError(error)
-
-    def _answering(
-        self, top: int, coverage: float | None, max_risk: float | None
-    ) -> Callable[[OpenedImages], list[Prediction]]:
-        """What makes answers of opened images, its thresholds found once."""
-        fitted = self.calibration
-        if fitted is None and (coverage is not None or max_risk is not None):
-            raise PskdError(
-                f"{self.run} is not calibrated, which --coverage and --max-risk need: pskd calibrate {self.run}"
-            )
-        sets = None if coverage is None else fitted.set_threshold(coverage)
-        least = None if max_risk is None else fitted.reject_threshold(max_risk)
-        temperature = 1.0 if fitted is None else fitted.temperature
-        top = min(top, len(self.classes))
-
-        def answered(opened: OpenedImages) -> list[Prediction]:
-            if not len(opened.pixels):
-                return []
-            logits = self.model(self.view.normalize(opened.pixels.to(self.device, non_blocking=True))).float().cpu()
-            values, which = torch.softmax(logits / temperature, 1).topk(top)
-            probs = probabilities(logits) if fitted is not None else logits
-            inside = None if sets is None else prediction_sets(probs, sets)
-            sure = None if least is None else (probs.amax(1) >= least).tolist()
-            names = [name for name, error in zip(opened.names, opened.errors, strict=True) if error is None]
-            return [
-                Prediction(
-                    name,
-                    [(self.classes[c], share) for c, share in zip(own, shares, strict=True)],
-                    None if inside is None else self._members(inside[row], logits[row]),
-                    None if sure is None else sure[row],
-                )
-                for row, (name, own, shares) in enumerate(zip(names, which.tolist(), values.tolist(), strict=True))
-            ]
-
-        return answered
-
-    def _members(self, inside: Tensor, logits: Tensor) -> list[str]:
-        """The classes of a set (K), the likeliest first."""
-        order = logits.argsort(descending=True, stable=True)
-        return [self.classes[c] for c in order[inside[order]].tolist()]
 
     def calibrate(
         self, config: Any, group: Group, *, split: str = "val", fingerprint: str | None = None, **about: Any
@@ -286,28 +192,6 @@ class ClassPredictor(Predictor):
                 f" {tuple(samples.images.shape[1:])}"
             )
         return replace(samples, view=self.view)  # type: ignore[type-var]
-
-
-def detailed(
-    scores: functional.SampleScores, guesses: Tensor, labels: Tensor, classes: Sequence[str]
-) -> dict[str, Any]:
-    """What an evaluation says beyond a training's: coverage at error rates, metrics by class, the confusions."""
-    found: dict[str, Any] = {
-        f"coverage_at_{percent}": 100 * coverage_at_risk_from(scores.confidence, scores.correct, percent / 100)
-        for percent in (1, 5, 10)
-    }
-    matrix = confusion_matrix(guesses, labels, len(classes))
-    columns = class_scores(matrix)
-    numbers = zip(*(column.tolist() for column in columns), strict=True)
-    found["per_class"] = {
-        name: {key: value for key, value in zip(columns._fields, row, strict=True) if value == value}
-        for name, row in zip(classes, numbers, strict=True)
-    }
-    found["most_confused"] = [
-        {**pair._asdict(), "label": classes[pair.label], "taken_for": classes[pair.taken_for]}
-        for pair in most_confused(matrix)
-    ]
-    return {**found, "confusion": matrix.tolist()} if len(classes) <= MATRIX else found
 
 
 def rebuilt_classifier(

