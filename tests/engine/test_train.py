@@ -46,7 +46,7 @@ def test_evaluate_gives_the_same_again(undisturbed: Callable[..., Path]) -> None
     result = json.loads((folder / "result.json").read_text())
     again = evaluate(folder, "test")
     assert {name: again[name] for name in METRICS} == pytest.approx({name: result[name] for name in METRICS}, rel=1e-5)
-    with pytest.raises(PskdError, match="'val' is not there"):
+    with pytest.raises(PskdError, match="has no validation split"):
         evaluate(folder, "val")
 
 

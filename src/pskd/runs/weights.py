@@ -49,8 +49,7 @@ def load(model: nn.Module, path: Path) -> None:
 def read(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by name."""
     try:
-        found: dict[str, Tensor] = safetensors.torch.load_file(str(path))
-        return found
+        return dict(safetensors.torch.load_file(str(path)))
     except (OSError, SafetensorError) as error:
         raise PskdError(f"{path} cannot be read as safetensors: {str(error).splitlines()[0]}") from error
 
