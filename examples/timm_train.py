@@ -56,9 +56,16 @@ def main() -> None:
     task = PSKDTask(model, method, dataset_train, device=device)  # changed: it was ClassificationTask(model, criterion)
 
     size = (3, args.image_size, args.image_size)
-    crops = {"scale": (0.8, 1.0), "hflip": 0.0}
     loader = create_loader(
-        dataset_train, size, args.batch_size, is_training=True, num_workers=args.workers, device=device, **crops
+        dataset_train,
+        size,
+        args.batch_size,
+        is_training=True,
+        scale=(0.8, 1.0),
+        hflip=0.0,
+        num_workers=args.workers,
+        persistent_workers=args.workers > 0,
+        device=device,
     )
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-2)
     start = (resume_task_checkpoint(task, args.resume, optimizer) or 0) if args.resume else 0

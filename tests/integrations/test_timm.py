@@ -41,7 +41,11 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loader_of(root: Path, batch_size: int = 4, **settings: Any) -> Any:
     data = IndexedTargets(create_dataset("", root=root, split="train"))
     usual = {"is_training": True, "no_aug": True, "mean": (0.0,) * 3, "std": (1.0,) * 3, "num_workers": 0}
-    return create_loader(data, (3, 8, 8), batch_size, device=torch.device("cpu"), **(usual | settings))
+    settings = usual | settings
+    persistent = settings["num_workers"] > 0  # timm 1.0.27 does not look at this itself
+    return create_loader(
+        data, (3, 8, 8), batch_size, device=torch.device("cpu"), persistent_workers=persistent, **settings
+    )
 
 
 def taken_apart(target: Tensor) -> tuple[list[int], list[int]]:
