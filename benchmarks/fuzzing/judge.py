@@ -1,0 +1,188 @@
+"""Runs a case, and says what is wrong with what it did."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fuzzing.case import Case
+
+SECONDS, BYTES = 20.0, 2 * 2**30  # that a case may take
+NOBODY = 65534
+
+
+class Verdict(NamedTuple):
+    """``wrong`` is empty where all is well; ``said`` is what stood on standard error."""
+
+    wrong: str
+    said: str
+    seconds: float
+
+
+def judged(case: Case, here: Path) -> Verdict:
+    """Run a case in the folder ``here``, whose neighbour ``outside`` must stay as it is."""
+    outside, errors = here.parent / "outside", here.parent / "stderr"
+    before = _content(outside)
+    if case.locked and os.getuid() == 0:
+        _give_away(here)
+        _give_away(outside)
+        here.parent.chmod(0o777)
+    begun = time.monotonic()
+    with errors.open("wb") as stderr:
+        child = _process(case, here, stderr.fileno()) if case.process else _fork(case, here, stderr.fileno())
+    code, flood = _attend(child, case)
+    seconds = time.monotonic() - begun
+    said = errors.read_text(errors="replace")
+    wrong = flood or _wrong(case, code, said, seconds)
+    if _content(outside) != before:
+        wrong = wrong or "a file outside was changed"
+    if any(path.name == "pwned" for path in (here / "pwned", outside / "pwned") if path.exists()):
+        wrong = wrong or "code was run"
+    return Verdict(wrong, said, seconds)
+
+
+def _wrong(case: Case, code: int, said: str, seconds: float) -> str:
+    lines = said.splitlines()
+    allowed = {0, 2, 130} if case.interrupts else {0, 2}
+    if "Traceback" in said:
+        return f"traceback: {lines[-1][:120]}"
+    if code not in allowed:
+        return f"exit code {code}"
+    if len(lines) > 1 or (lines and not lines[0].startswith("pskd: ")):
+        return "more than one line on standard error, or one that does not begin with pskd:"
+    if code == 2 and not lines and case.output == "file" and "--json" not in case.words:
+        return "exit code 2 without a word"
+    if "weights_only=False" in said:
+        return "advice to unpickle"
+    return "too slow" if seconds > SECONDS else ""
+
+
+def _fork(case: Case, here: Path, stderr: int) -> int:
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        os.chdir(here)
+        os.dup2(stderr, 2)
+        _standard_output(case)
+        sys.stdout, sys.stderr = open(1, "w", errors="strict"), open(2, "w", errors="backslashreplace")  # noqa: SIM115
+        os.environ.update(case.environment)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (used + BYTES, used + BYTES))
+        if case.locked and os.getuid() == 0:
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+        sys.argv, sys.executable = ["pskd", *case.words], "/bin/true"  # workers of a study leave at once
+        sys.addaudithook(_watch(here))
+        from pskd.cli import main
+
+        main()
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _watch(here: Path) -> Callable[[str, tuple[Any, ...]], None]:
+    """An audit hook that ends the process where it would write to a file that is not below its own folder."""
+
+    allowed = (str(here), "/dev/", "/proc/self/fd", "/tmp/pymp-", "/tmp/torch")
+    writing = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_TRUNC
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or not isinstance(arguments[0], str | bytes) or not (arguments[2] or 0) & writing:
+            return
+        place = os.path.realpath(os.fsdecode(arguments[0]))
+        if not place.startswith(allowed):
+            os.write(2, f"Traceback: it opens {place} for writing\n".encode(errors="replace"))
+            os._exit(99)
+
+    return hook
+
+
+def _process(case: Case, here: Path, stderr: int) -> int:
+    command = [sys.executable, "-m", "pskd", *case.words]
+    environment = {**os.environ, **case.environment}
+    out: int = subprocess.DEVNULL
+    reader = None
+    if case.output == "full":
+        out = os.open("/dev/full", os.O_WRONLY)
+    elif case.output == "pipe":
+        reader, out = os.pipe()
+        os.close(reader)
+    started = subprocess.Popen(
+        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *command] if case.output == "closed" else command,
+        cwd=here,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=stderr,
+    )
+    if out >= 0:
+        os.close(out)
+    started.returncode = 0  # it is waited for here, not by its destructor
+    return started.pid
+
+
+def _standard_output(case: Case) -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    if case.output == "full":
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+    elif case.output == "pipe":
+        reader, writer = os.pipe()
+        os.close(reader)
+        os.dup2(writer, 1)
+    else:
+        os.dup2(nothing, 1)
+
+
+def _attend(child: int, case: Case) -> tuple[int, str]:
+    """The exit code, and what made it necessary to end the process, if anything did."""
+    begun, sent, flood = time.monotonic(), 0, ""
+    wait = 0.002
+    while True:
+        found, status, _ = os.wait4(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status), flood
+        passed = time.monotonic() - begun
+        if case.interrupts and sent < case.interrupts[0] and passed > case.interrupts[1] + 0.02 * sent:
+            os.kill(child, signal.SIGINT)
+            sent += 1
+        with contextlib.suppress(OSError, IndexError):
+            resident = int(Path(f"/proc/{child}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            flood = flood or (f"more than {BYTES / 2**30:.0f} GB" if resident > BYTES else "")
+        if passed > 1.5 * SECONDS:
+            flood = flood or "a hang"
+        if flood:
+            os.kill(child, signal.SIGKILL)
+        wait = min(0.05, wait * 1.5)
+        time.sleep(0.01 if case.interrupts else wait)
+
+
+def _content(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.blake2b(path.read_bytes()).hexdigest() if path.is_file() else ""
+        for path in sorted(folder.rglob("*"))
+        if path.name != "mine" or path.is_file()
+    }
+
+
+def _give_away(folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
