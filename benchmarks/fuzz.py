@@ -74,6 +74,7 @@ def templates_in(folder: Path) -> Templates:
     import yaml
     from PIL import Image
 
+    import pskd.cli  # noqa: F401  # or each case would load it
     from pskd.config import resolve
     from pskd.engine.loop import train
     from pskd.recipes import read_recipe

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 
 from fuzzing.case import TINY, TINY_SCENES, Case, Templates
 from fuzzing.values import changed_tree, damaged
@@ -149,9 +148,9 @@ def _arrays(draw: random.Random, file: Path) -> None:
 
 
 def _weights(draw: random.Random, file: Path) -> None:
-    with safe_open(str(file), framework="pt") as stored:
-        about = json.loads(stored.metadata()["pskd"])
-    tensors = load_file(file)
+    content = file.read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    about, tensors = json.loads(header["__metadata__"]["pskd"]), load(content)
     if draw.random() < 0.7:
         about = changed_tree(draw, about)
     else:
@@ -159,7 +158,7 @@ def _weights(draw: random.Random, file: Path) -> None:
         new = [None, torch.zeros(3), tensors[name].double(), tensors[name] * torch.nan, tensors[name].to(torch.int32)]
         tensors[name] = draw.choice(new)
     kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    save_file(kept, file, draw.choice([None, {}]) if draw.random() < 0.05 else {"pskd": json.dumps(about)})
+    file.write_bytes(save(kept, draw.choice([None, {}]) if draw.random() < 0.05 else {"pskd": json.dumps(about)}))
 
 
 def _part(draw: random.Random, file: Path) -> None:

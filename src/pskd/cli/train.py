@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from pskd.cli.ending import INTERRUPTED, leave
 from pskd.cli.options import AllowCode, Storage, app, need_workbench, out_option, show
 from pskd.errors import PskdError
 
@@ -64,13 +64,13 @@ def train(
     from pskd.engine.loop import Interrupted
     from pskd.engine.loop import train as run
     from pskd.report.tables import result_lines
+    from pskd.runs.group import own_rank
 
     try:
         result = run(config, out, resume=resume, allow_code=allow_code, changes=overrides)
     except Interrupted as stop:
-        show(stop, error=True)
-        raise typer.Exit(stop.exit_code) from None
-    if int(os.environ.get("RANK", "0")) == 0:
+        leave(stop.exit_code, str(stop))
+    if own_rank() == 0:
         show("\n".join(["", *result_lines(result), f"run folder: {out}"]))
 
 
@@ -109,6 +109,5 @@ def tune(
     try:
         run(recipe, ranges, settings, out, storage=storage, say=show, **options)
     except KeyboardInterrupt:
-        show("stopped; the same command goes on where it was", error=True)
-        raise typer.Exit(130) from None
+        leave(INTERRUPTED, "stopped; the same command goes on where it was")
     show("report:", *write([out / "final", out / "search"], out / "report.html"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,13 +24,14 @@ from pskd.engine.progress import Progress
 from pskd.engine.record import epoch_line, progress_text, provenance
 from pskd.engine.saving import Saver
 from pskd.engine.state import TrainingState
-from pskd.errors import PskdError
+from pskd.errors import PskdError, blamed
 from pskd.memory.snapshot import unwrap_model
 from pskd.metrics.catalogue import METRICS
+from pskd.models.modest import modest
 from pskd.runs import sharding, weights
 from pskd.runs.files import OF_A_RUN, checksum, one_line_errors, write_atomic, write_json
 from pskd.runs.folder import RunFolder
-from pskd.runs.group import CONTINUE, SAVE, STOP, Group, lost_processes, restart_count
+from pskd.runs.group import CONTINUE, SAVE, STOP, Group, lost_processes, own_rank, restart_count
 from pskd.runs.plan import Step
 from pskd.runs.trust import check_model
 from pskd.tasks.base import Evaluation, Task
@@ -72,13 +72,14 @@ def train(
         if not allow_code:
             check_model(config, stated)
     notes = [line for setting, line in run.notes.items() if setting not in stated]
-    if int(os.environ.get("RANK", "0")) == 0:
+    if own_rank() == 0:
         config = run.claim(config, resume=resume, allow_code=allow_code)
     try:
         if resume and run.result_file.exists():
             return run.result()
         sharding.check(config)
-        task = tasks.create(config)
+        with blamed(f"data={config.data.name} cannot be loaded"):
+            task = tasks.create(config)
         with build.accelerator(config, out) as devices, one_line_errors("writing", **OF_A_RUN), lost_processes(out):
             return Trainer(config, task, run, devices).fit(after_epoch, notes)
     finally:
@@ -94,7 +95,9 @@ class Trainer:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         torch.manual_seed(settings.seed)
-        model = task.model().to(self.device)
+        self.name = f"model={config.model.name}"
+        with blamed(f"{self.name} cannot be built with its options"), modest():
+            model = task.model().to(self.device)
         shards = settings.shard and self.group.active
         if shards:
             sharding.shard(model, self.device, self.group.world)
@@ -128,6 +131,7 @@ class Trainer:
             steps_per_epoch=self.steps_per_epoch,
         )
         self.nonfinite = NonFinite(settings.on_nonfinite, self.state, self.group, self.saver.checkpoints.last_good)
+        self.stepped = False
         self.evaluated: dict[str, Evaluation] = {}  # what the last epoch's weights came to, by split
 
     @property
@@ -169,7 +173,10 @@ class Trainer:
             lr = optim.lr * optim.factor(state.epoch + state.step / self.steps_per_epoch, epochs, self.steps_per_epoch)
             for parameters in self.optimizer.param_groups:
                 parameters["lr"] = lr
-            loss = self.train_step(step, batches, lr)
+            first = not self.stepped  # what does not fit together shows in the first step
+            with blamed(f"{self.name} cannot be trained on these data") if first else contextlib.nullcontext():
+                loss = self.train_step(step, batches, lr)
+            self.stepped = True
             state.step += 1
             progress.step(step.total, lambda loss=loss: progress_text(state, epochs, self.method, loss))  # type: ignore[misc]
             decision = self.group.agree(STOP if asked else SAVE if self.saver.is_due() else CONTINUE)

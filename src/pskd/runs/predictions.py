@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pskd.errors import PskdError
+from pskd.errors import PskdError, printable
+from pskd.reading import read_npz
 from pskd.runs.folder import RunFolder
 
 
@@ -28,18 +28,35 @@ def read(run: Path, split: str = "test") -> Predictions:
     path = RunFolder(run).predictions_file
     if not path.is_file():
         raise PskdError(f"{run} has no predictions.npz: it is not a finished run (pskd train --resume finishes one)")
+    of = "val_" if split == "val" else ""
+    advice = "it is damaged, or of another version"
     try:
-        with np.load(path, allow_pickle=False) as file:
-            of = "val_" if split == "val" else ""
-            if f"{of}probs" not in file:
-                raise PskdError(
-                    f"{run} has no class probabilities of its {split} split: it is no run of classification"
-                )
-            probs, labels = torch.from_numpy(file[f"{of}probs"]), torch.from_numpy(file[f"{of}labels"])
-            return Predictions(probs, labels, tuple(file[f"{of}classes"].tolist()), str(file[f"{of}fingerprint"]))
-    except PskdError:
-        raise
-    except (OSError, KeyError, ValueError, TypeError, EOFError, MemoryError, zipfile.BadZipFile) as error:
-        raise PskdError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}): it is damaged, or of another version"
-        ) from None
+        arrays = read_npz(path)
+    except PskdError as error:
+        raise PskdError(f"{path} cannot be read ({error}): {advice}") from None
+    if f"{of}probs" not in arrays:
+        raise PskdError(f"{run} has no class probabilities of its {split} split: it is no run of classification")
+    try:
+        probs, labels, classes, fingerprint = (arrays[f"{of}{name}"] for name in Predictions._fields)
+    except KeyError as error:
+        raise PskdError(f"{path} cannot be read (it has no {error}): {advice}") from None
+    if wrong := _wrong(probs, labels, classes, fingerprint):
+        raise PskdError(f"{path} cannot be read ({wrong}): {advice}")
+    names = tuple(printable(name) for name in classes.tolist())
+    return Predictions(
+        torch.from_numpy(probs.astype(np.float32)), torch.from_numpy(labels.astype(np.int64)), names, str(fingerprint)
+    )
+
+
+def _wrong(probs: np.ndarray, labels: np.ndarray, classes: np.ndarray, fingerprint: np.ndarray) -> str:
+    """What is wrong with the arrays; nothing if all is well."""
+    if probs.dtype.kind != "f" or probs.ndim != 2 or 0 in probs.shape:
+        return f"probs is {probs.dtype} of shape {probs.shape}"
+    if not (np.isfinite(probs).all() and probs.min() >= 0 and probs.max() <= 1.001):
+        return "probs are no probabilities"
+    count, num_classes = probs.shape
+    if labels.dtype.kind not in "iu" or labels.shape != (count,) or labels.min() < 0 or labels.max() >= num_classes:
+        return f"labels are not {count} numbers from 0 to {num_classes - 1}"
+    if classes.dtype.kind != "U" or classes.shape != (num_classes,):
+        return f"classes are not {num_classes} names"
+    return "" if fingerprint.dtype.kind == "U" and fingerprint.ndim == 0 else "fingerprint is no text"
