@@ -140,8 +140,9 @@ def rage(cases: range, seed: int, kind: str | None = None, show: bool = False) -
             count[name] += 1
             if verdict.wrong:
                 words = " ".join(map(_shown, case.words))
-                failures.append(f"{name} {number}: {verdict.wrong}: pskd {words}")
-                print(failures[-1][:400], flush=True)
+                said = verdict.said.strip()[-300:] if verdict.wrong.startswith("exit") else ""
+                failures.append(f"{name} {number}: {verdict.wrong}: pskd {words}: {said}")
+                print(failures[-1], flush=True)
             if show:
                 print(f"{case}\n{verdict.seconds:.2f} s, standard error:\n{verdict.said}")
                 shutil.copytree(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -29,6 +30,8 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that does not know a letter
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # of other libraries, to their callers
     with ended():
         try:
             code = app(standalone_mode=False)

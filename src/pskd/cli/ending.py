@@ -41,10 +41,8 @@ def ended() -> Iterator[None]:
         signal.signal(signal.SIGINT, interrupts)
     try:
         yield
-    except SystemExit:
-        _deaf()
-        _flush()
-        raise
+    except SystemExit as stop:
+        leave(WRONG if stop.code == 1 else stop.code)  # 1 is the parser's word for a reader that has gone away
     except KeyboardInterrupt:
         leave(INTERRUPTED, "stopped")
     except BaseException as error:
@@ -53,7 +51,7 @@ def ended() -> Iterator[None]:
         leave(*_what(error))
 
 
-def leave(code: int, line: str = "") -> NoReturn:
+def leave(code: Any, line: str = "") -> NoReturn:
     """Say a line, if there is one, and exit."""
     _deaf()
     if line:

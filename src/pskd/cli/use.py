@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pskd.cli.options import AllowCode, Best, Json, RunPath, app, need_workbench, show
-from pskd.errors import PskdError
+from pskd.errors import PskdError, folded
 
 
 @app.command(epilog="Example:\n\n  pskd evaluate runs/digits-ps_kd-0 --json")
@@ -70,7 +70,7 @@ def predict(
             show(json.dumps(item.to_dict()) if as_json else item.text())
         else:
             broken += 1
-            show(json.dumps({"error": str(item)}) if as_json else f"pskd: {item}", error=not as_json)
+            show(json.dumps({"error": str(item)}) if as_json else f"pskd: {folded(item)}", error=not as_json)
     if broken:
         raise typer.Exit(2)
 

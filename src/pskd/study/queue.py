@@ -94,8 +94,10 @@ class Queue:
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.study, self.cells, self.grace, self.heartbeat = study, study.cells(), grace, heartbeat
-        if url is None:
-            url = storage.own_file(study.folder, say)
+        with storage.alone(study.folder) if url is None else contextlib.nullcontext():
+            self._connect(url or storage.own_file(study.folder, say), patience, waits, say)
+
+    def _connect(self, url: str, patience: float, waits: bool, say: Callable[[str], None]) -> None:
         try:
             storage.waited(lambda: self._open(url, patience), patience if waits else 0.0, say)
         except ImportError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import inspect
 import os
 import sqlite3
 import stat
@@ -59,9 +60,14 @@ def _patient(call: Callable[..., Any]) -> Callable[..., Any]:
     return repeated
 
 
-for _name in dir(RDBStorage):
-    if _name.startswith(("get_", "set_", "create_new", "record_", "delete_")) or _name == "_get_stale_trial_ids":
-        setattr(PatientStorage, _name, _patient(getattr(RDBStorage, _name)))
+for _name, _call in vars(RDBStorage).items():
+    # Those with a session are steps of a transaction, which is repeated as a whole.
+    if (
+        inspect.isfunction(_call)
+        and not _name.startswith("__")
+        and "session" not in inspect.signature(_call).parameters
+    ):
+        setattr(PatientStorage, _name, _patient(_call))
 
 
 @contextlib.contextmanager
@@ -110,23 +116,22 @@ def reason(error: BaseException) -> str:
 def own_file(folder: Path, say: Callable[[str], None]) -> str:
     """The URL of the SQLite file of a study; a damaged one is moved aside: run folders say what is done."""
     file = folder / "queue.db"
-    with _alone(folder):
-        if file.is_symlink():
-            raise link_error(file)
-        if file.exists() and not stat.S_ISREG(file.stat().st_mode):
-            raise PskdError(f"{file} is no ordinary file: remove it")
-        if file.exists() and (wrong := _damage(file)):
-            aside = next(place for n in range(1, 10**6) if not (place := folder / f"queue.damaged-{n}.db").exists())
-            file.replace(aside)
-            for rest in ("-journal", "-wal", "-shm"):
-                file.with_name(file.name + rest).unlink(missing_ok=True)
-            say(f"{file} is damaged ({wrong}): moved to {aside.name} and made anew from the run folders")
+    if file.is_symlink():
+        raise link_error(file)
+    if file.exists() and not stat.S_ISREG(file.stat().st_mode):
+        raise PskdError(f"{file} is no ordinary file: remove it")
+    if file.exists() and (wrong := _damage(file)):
+        aside = next(place for n in range(1, 10**6) if not (place := folder / f"queue.damaged-{n}.db").exists())
+        file.replace(aside)
+        for rest in ("-journal", "-wal", "-shm"):
+            file.with_name(file.name + rest).unlink(missing_ok=True)
+        say(f"{file} is damaged ({wrong}): moved to {aside.name} and made anew from the run folders")
     return f"sqlite:///{file}"
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One worker at a time looks at the file, or a second one would move away what the first has made."""
+def alone(folder: Path) -> Iterator[None]:
+    """One worker at a time opens a study's file, or a second one would move away what the first is just making."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):  # NFS cannot
