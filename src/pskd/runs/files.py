@@ -19,6 +19,8 @@ from pskd.reading import open_file
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write beside and rename into place; a crash leaves the old file or the new one. A link is replaced itself."""
+    if not path.name or path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
     beside = path.with_name(f".{path.name}.{os.getpid()}.writing")
     try:
         beside.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from pskd.methods.cs_kd import SameClassPartners
 from pskd.metrics import functional
 from pskd.runs.group import Group
 from pskd.runs.plan import Step
+from pskd.space import check_fits
 from pskd.targets import Targets
 from pskd.tasks.base import Evaluation, Shown, Task
 from pskd.tasks.classification.predictor import ClassPredictor, load_data, score_split
@@ -60,6 +62,9 @@ class Classification(Task):
         self.augment = Augment(
             self.data.view, changes.crop, changes.pad, changes.flip, changes.jitter, changes.lighting, changes.clamp
         )
+        if changes.crop == "pad" and changes.pad > max(self.data.view.size):
+            raise PskdError(f"augment.pad={changes.pad} is larger than the images of {self.data.view.size}")
+        self._check_fits()
         if changes.mix == "cutout" and changes.hole > min(self.data.view.size):
             raise PskdError(f"augment.hole={changes.hole} is larger than the images of {self.data.view.size}")
         self.teacher: nn.Module | None = None
@@ -71,6 +76,16 @@ class Classification(Task):
             "partner_logits": lambda model, batch: unwrap_model(model)(batch.partner),
             "teacher_logits": lambda _, batch: self._teacher_logits(batch.inputs),
         }
+
+    def _check_fits(self) -> None:
+        """Refuse batches of images that are larger than the memory."""
+        pixels, train = self.data.view.channels * math.prod(self.data.view.size), self.config.train
+        samples = max(min(train.batch_size, self.num_samples) // train.accumulate, 1)
+        check_fits(
+            2 * 4 * samples * pixels,
+            f"a batch of {samples} images of {self.data.view.size} pixels",
+            "take a smaller batch_size or data.image_size, or a larger train.accumulate",
+        )
 
     def provide(self, method: Method) -> None:
         super().provide(method)
