@@ -25,7 +25,8 @@ def in_child(work: Callable[[], object], **environment: object) -> int:
     except SystemExit as stop:
         code = int(stop.code or 0)
     except BaseException:
-        traceback.print_exc()  # or nobody would know why
+        if "PSKD_TRACEBACK" in os.environ:
+            traceback.print_exc()
     finally:
         os._exit(code)
 

@@ -80,7 +80,7 @@ def train(
         sharding.check(config)
         with blamed(f"data={config.data.name} cannot be loaded"):
             task = tasks.create(config)
-        with build.accelerator(config, out) as devices, one_line_errors("writing", **OF_A_RUN), lost_processes(out):
+        with one_line_errors("writing", **OF_A_RUN), lost_processes(out), build.accelerator(config, out) as devices:
             return Trainer(config, task, run, devices).fit(after_epoch, notes)
     finally:
         run.release()

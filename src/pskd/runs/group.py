@@ -153,9 +153,10 @@ def lost_processes(out: Path) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not (dist.is_available() and dist.is_initialized()):
+        if not dist.is_available():
             raise
-        if isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "onnection", "NCCL")):
+        met = dist.is_initialized() and any(word in str(error) for word in ("gloo", "onnection", "NCCL"))
+        if met or isinstance(error, dist.DistError):
             raise PskdError(
                 "another process of this run has ended, its own message says why;"
                 f" continue with: --resume --out {out}, on as many processes as you like"
