@@ -1,6 +1,6 @@
 """A run is killed again and again, its checkpoints damaged, its disk full: it must end as if nothing had happened.
 
-    python benchmarks/chaos.py [KILLS]     (default 50 for each kind of run; about 5 minutes on two quiet cores)
+    python benchmarks/chaos.py [KILLS [KIND...]]     (default 50 for each of 8 kinds; some 15 minutes)
 
 Every kind of run is first trained undisturbed. Then it is resumed and killed with SIGKILL at random instants, every
 third time while a checkpoint is being written, with several processes also one of them alone; in between the newest
@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from processes import exit_code, in_children
+import yaml
+from processes import exit_code, in_child, in_children
 from safetensors.torch import load_file
 
 from pskd.config import Config, resolve
@@ -34,21 +35,38 @@ from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.recipes import read_recipe
 from pskd.runs.checkpoint import Checkpoints
+from pskd.study.cells import Study, StudyFile
+from pskd.study.queue import Queue
+from pskd.study.worker import Worker
 
-KINDS = {
-    "one process, dense bank": (1, 1, ()),
-    "one process, snapshot twice an epoch": (1, 1, ("method.memory=snapshot", "method.refresh=0.5")),
-    "two processes, top-k bank": (2, 1, ("method.form=topk", "method.k=4")),
-    "two hosts, dense bank": (1, 2, ("train.accumulate=2",)),
+DIGITS = ("data.per_class=20", "model.width=4", "batch_size=32")
+TEXT = (
+    *("data.pairs=60", "data.vocabulary=80", "model.layers=1", "model.width=16", "model.heads=2", "model.inner=16"),
+    *("batch_size=256", "eval.beam=1", "eval.every=1000"),
+)
+SCENES = (
+    *("data.train_images=8", "data.test_images=2", "data.val_images=2", "data.image_size=32", "data.max_size=48"),
+    *("model.backbone=resnet8", "model.rois=8", "model.pyramid_width=8", "model.box_width=8", "batch_size=2"),
+    *("data.workers=0", "eval.every=1000"),
+)
+KINDS = {  # recipe, processes of a host, hosts, settings
+    "one process, dense bank": ("digits", 1, 1, DIGITS),
+    "one process, snapshot twice an epoch": ("digits", 1, 1, (*DIGITS, "method.memory=snapshot", "method.refresh=0.5")),
+    "two processes, top-k bank": ("digits", 2, 1, (*DIGITS, "method.form=topk", "method.k=4")),
+    "two hosts, dense bank": ("digits", 1, 2, (*DIGITS, "train.accumulate=2")),
+    "two processes, the model spread over them": ("digits", 2, 1, (*DIGITS, "train.shard=true")),
+    "translation": ("translation/numbers", 1, 1, TEXT),
+    "detection": ("detection/digits", 1, 1, SCENES),
 }
+STUDY = "a study, two workers"
 LONGEST_END = 20  # seconds that the processes have to end in after one of them was killed
 MOST_STEPS = 10  # that a run may take between two kills
 
 
-def tiny(*overrides: str) -> Config:
-    """ResNet-8 of width 4 on 200 digits, a checkpoint every second step."""
-    words = ["data.per_class=20", "model.width=4", "batch_size=32", "train.save_every=2 steps", *overrides]
-    return resolve(read_recipe("digits"), words, name="digits")
+def tiny(*overrides: str, recipe: str = "digits") -> Config:
+    """ResNet-8 of width 4 on 200 digits, or a run of another recipe, with a checkpoint every second step."""
+    words = [*(DIGITS if recipe == "digits" else ()), "train.save_every=2 steps", *overrides]
+    return resolve(read_recipe(recipe), words, name=recipe)
 
 
 def outcome(run: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
@@ -145,17 +163,47 @@ def full_disk(work: Callable[[], object], limit: int = 20_000) -> Callable[[], N
     return limited
 
 
+def disturbed_study(base: Path, kills: int, draw: random.Random) -> tuple[bool, int]:
+    """A study whose workers are killed one by one, at any instant; whether each cell ends as if it had been alone."""
+    settings = {word.partition("=")[0]: yaml.safe_load(word.partition("=")[2]) for word in DIGITS}
+    settings |= {"epochs": max(3, kills), "train.save_every": "2 steps", "eval.every": 1000}
+    file = StudyFile(about="", recipe="digits", settings=settings, axes={"method": ["hard", "ps_kd"], "seed": [0, 1]})
+    study = Study("chaos", file, (), base / "study", "chaos")
+    study.save()
+    cells = study.cells()
+    for key, cell in cells.items():
+        assert exit_code(in_child(lambda cell=cell, key=key: train(cell.config, base / "alone" / key))) == 0  # type: ignore[misc]
+
+    def start() -> int:
+        return in_child(lambda: Worker(Queue(study, heartbeat=1, grace=2), say=lambda _: None).work())
+
+    workers, killed = [start(), start()], 0
+    while killed < kills and not all((study.run_folder(key) / "result.json").exists() for key in cells):
+        time.sleep(draw.uniform(0.2, 2.0))
+        place = draw.randrange(2)
+        os.kill(workers[place], signal.SIGKILL)
+        os.waitpid(workers[place], 0)
+        workers[place], killed = start(), killed + 1
+    Queue(study).try_again()  # cells whose workers died too often
+    workers.append(start())
+    codes = [exit_code(worker) for worker in workers]
+    same = all(equal(base / "alone" / key, study.run_folder(key)) for key in cells)
+    return same and not any(codes), killed
+
+
 def main() -> None:
-    kills = int(sys.argv[1]) if sys.argv[1:] else 50
+    kills, wanted = int(sys.argv[1]) if sys.argv[1:] else 50, sys.argv[2:]
     torch.set_num_threads(1)
     good = True
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         with contextlib.redirect_stdout(io.StringIO()):
             train(tiny("epochs=1"), base / "warm-up")  # loads what the forked processes need
-        for number, (name, (world, hosts, words)) in enumerate(KINDS.items()):
+        for number, (name, (recipe, world, hosts, words)) in enumerate(KINDS.items()):
+            if wanted and name not in wanted:
+                continue
             plain, disturbed = base / f"{number}-plain", base / f"{number}-disturbed"
-            config = tiny(f"epochs={3 * kills}", *words)
+            config = tiny(f"epochs={3 * kills}", *words, recipe=recipe)
 
             def work(config: Config = config, out: Path = disturbed) -> object:
                 return train(config, out, resume=True)
@@ -177,6 +225,10 @@ def main() -> None:
                 f" {time.monotonic() - begun - alone:.0f} s, undisturbed {alone:.0f} s",
                 flush=True,
             )
+        if not wanted or STUDY in wanted:
+            same, killed = disturbed_study(base, kills, random.Random(0))
+            good &= same
+            print(f"{STUDY}: {'equal to the bit' if same else 'DIFFERENT'} after {killed} kills", flush=True)
     sys.exit(not good)
 
 

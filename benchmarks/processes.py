@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import traceback
 from collections.abc import Callable
 
 from accelerate.state import PartialState
@@ -23,6 +24,9 @@ def in_child(work: Callable[[], object], **environment: object) -> int:
         code = 0
     except SystemExit as stop:
         code = int(stop.code or 0)
+    except BaseException:
+        if "PSKD_TRACEBACK" in os.environ:
+            traceback.print_exc()
     finally:
         os._exit(code)
 

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "pskd"
 # From the ground up; the first four lines are the core. Rooms of one line may know each other, but not in a circle.
 # docs/architecture.md says the same.
 LAYERS = (
-    ("errors",),
+    ("errors", "space", "reading"),
     ("names", "settings", "tensors", "schedules", "fused"),
     ("calibration", "checks", "random", "targets", "linear_head", "indexed", "plan", "sampler"),
     ("memory", "methods", "metrics"),

@@ -1,16 +1,37 @@
 """Where the command `pskd` starts; `python -m pskd` is the same, and torchrun starts it this way."""
 
+import os
+import signal
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 def main() -> NoReturn:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _stop)  # while modules are loaded, nothing has begun that would need an end
+    _open_standard_streams()
     try:
         from pskd.cli import main as command
     except ModuleNotFoundError as error:
         print(f"pskd: the command line needs {error.name}: pip install 'pskd[workbench]'", file=sys.stderr)
         sys.exit(2)
     command()
+
+
+def _stop(_number: int, _frame: Any) -> NoReturn:
+    os.write(2, b"pskd: stopped\n")
+    os._exit(130)
+
+
+def _open_standard_streams() -> None:
+    """Where one is closed, the first file that is opened would take its place, and be printed into."""
+    for handle in range(3):
+        try:
+            os.fstat(handle)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 if __name__ == "__main__":

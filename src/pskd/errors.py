@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 
 # Control characters, which a terminal obeys; marks that turn the order of letters around; bytes that are no text.
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -13,6 +15,14 @@ class PskdError(ValueError):
 
     It is a ``ValueError``, so a stranger's loop can catch it as such; the command line prints it and exits with 2.
     """
+
+
+def folded(text: object) -> str:
+    """A message of several lines, another library's perhaps, as one; advice to unpickle is left out."""
+    line = " ".join(str(text).split())
+    for sign in ("(1) In PyTorch", "Please file an issue", "Re-running `torch.load`", "Do those steps only if"):
+        line = line.partition(sign)[0]
+    return printable(line.strip())
 
 
 def one_line(text: object) -> str:
@@ -26,3 +36,27 @@ def printable(text: object) -> str:
     These are shown as Python writes them, such as ``\\x1b``; lines and tabs stay.
     """
     return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+
+
+STUMBLES = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    ImportError,
+)
+
+
+@contextlib.contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """What another library, or a user's own code, raises: said in one line that begins with what was being done."""
+    try:
+        yield
+    except PskdError:
+        raise
+    except STUMBLES as error:
+        why = folded(error)
+        raise PskdError(f"{what} ({type(error).__name__}{f': {why}' if why else ''})") from error

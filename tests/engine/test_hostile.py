@@ -145,6 +145,9 @@ def test_results_that_are_no_results(run: Path) -> None:
         with pytest.raises(PskdError, match=r"result\.json is damaged"):
             RunFolder(run).result()
     (run / "metrics.jsonl").write_text('{"epoch": 1}\n3\n{"epoch": 2}\n')
+    with pytest.raises(PskdError, match=r"metrics\.jsonl, line 2, is damaged"):
+        RunFolder(run).metrics()
+    (run / "metrics.jsonl").write_text('{"epoch": 1}\n{"epoch": 2, "tr')  # as a crash leaves it
     assert RunFolder(run).metrics() == [{"epoch": 1}]
 
 

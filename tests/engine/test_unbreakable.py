@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,12 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from chaos import equal, tiny
 from helpers import SMALL, metrics_of, pskd, small, unfinished
 from processes import exit_code, in_child
 
 from pskd.engine.loop import train
 from pskd.errors import PskdError
+from pskd.runs import checkpoint
+from pskd.runs.files import checksum
 from pskd.runs.folder import RunFolder
 from pskd.use import evaluate
 
@@ -236,3 +240,29 @@ def test_an_empty_folder_of_the_users_own_stays(tmp_path: Path) -> None:
     with pytest.raises(PskdError, match="resnet9"):
         train(small("model=resnet9"), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["history.bin", "log.txt", "metrics.jsonl", "config.yaml", "best.safetensors"])
+def test_a_file_that_has_another_name_elsewhere_is_not_written_there(name: str, run: Path, tmp_path: Path) -> None:
+    os.link(run / name, tmp_path / "mine")
+    before = (tmp_path / "mine").read_bytes()
+    assert train(None, run, resume=True)["epoch"] == 2
+    assert (tmp_path / "mine").read_bytes() == before
+    assert (run / "metrics.jsonl").read_text().count("\n") == 2
+
+
+PROGRESS: list[tuple[str, object]] = [
+    *(("best", 3), ("epoch_seconds", ["x"]), ("seconds", None), ("stretches", [[1]]), ("skipped", "x"), ("world", 0)),
+    *(("epoch", 2**70), ("step", -1), ("sources", None), ("best", {"epoch": "x", "val": {}})),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), PROGRESS, ids=str)
+def test_progress_of_another_kind_is_refused(key: str, value: object, run: Path) -> None:
+    for folder in (run / "checkpoints").glob("0*"):
+        torch.save({**checkpoint.load(folder, "progress"), key: value}, folder / "progress.pt")
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["files"]["progress.pt"] = checksum(folder / "progress.pt")
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(PskdError, match=r"checkpoint .* does not fit this run: progress\.pt is damaged"):
+        train(None, run, resume=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,30 @@ def test_mistakes(tmp_path: Path, finished: Study) -> None:
     with pytest.raises(PskdError, match="has no finished cell yet"):
         report([empty.folder], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_damaged_run_is_left_out_and_named(
+    finished: Study, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    keys = list(finished.cells())
+    for place, key in zip(("good", "$\\frac{$ bad"), keys[:2], strict=True):
+        shutil.copytree(finished.run_folder(key), tmp_path / place)
+    file = tmp_path / "$\\frac{$ bad" / "metrics.jsonl"
+    whole = file.read_text()
+    words = ["report", str(tmp_path / "good"), str(file.parent), "-o", str(tmp_path / "page.html")]
+    code, out, _ = pskd(capfd, *words)
+    assert (code, "left out" in out) == (0, False)
+    for content, why in (
+        (whole.replace('"epoch": 1', '"epoch": "x"'), r"metrics.jsonl, line 1, is damaged \(epoch: "),
+        (
+            whole.replace('"train_loss": ', '"train_loss": 1e999, "was": '),
+            r"metrics.jsonl, line 1, is damaged \(train_loss",
+        ),
+    ):
+        file.write_text(content)
+        code, out, _ = pskd(capfd, *words)
+        assert code == 0
+        assert re.search(rf"left out: .*{why}", out)
+        assert "left out" in (tmp_path / "page.html").read_text()
+    code, _, err = pskd(capfd, "report", str(file.parent), "-o", str(tmp_path / "page.html"))
+    assert (code, err.count("\n")) == (2, 1)

@@ -15,34 +15,54 @@ from pathlib import Path
 import pytest
 
 
+class Server:
+    """A PostgreSQL server of this machine, in a folder of its own."""
+
+    def __init__(self, programs: Path, folder: Path) -> None:
+        self.programs, self.folder, self.user, self.port = programs, folder, _unprivileged(), _free_port()
+        if self.user is not None:
+            os.chown(folder, self.user.pw_uid, self.user.pw_gid)
+        self.data = str(folder / "data")
+        name = f"test_{secrets.token_hex(4)}"
+        self.url = f"postgresql+psycopg://pskd@127.0.0.1:{self.port}/{name}"
+        self._run("initdb", "-D", self.data, "-U", "pskd", "--auth=trust", "--no-sync")
+        self.start()
+        self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "pskd", name)
+
+    def start(self) -> None:
+        options = f"-p {self.port} -h 127.0.0.1 -k {self.folder} -c fsync=off"
+        # Not captured: the server would inherit the pipe, and the command seem never to end.
+        command = f'"{self.programs / "pg_ctl"}" -D "{self.data}" -o "{options}" -l log -w start >/dev/null 2>&1'
+        self._run("/bin/sh", "-c", command)
+
+    def stop(self, mode: str) -> None:
+        self._run("pg_ctl", "-D", self.data, "-m", mode, "stop")
+
+    def _run(self, program: str, *words: str) -> None:
+        ids = {} if self.user is None else {"user": self.user.pw_uid, "group": self.user.pw_gid, "extra_groups": []}
+        command = [str(self.programs / program), *words]
+        subprocess.run(command, check=True, cwd=self.folder, capture_output=True, timeout=120, **ids)
+
+
 @pytest.fixture(scope="session")
-def postgresql() -> Iterator[str]:
-    """The URL of a fresh PostgreSQL database on this machine; skips where there is no server to start."""
+def server() -> Iterator[Server]:
+    """A fresh PostgreSQL server on this machine; skips where there is none to start."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or [Path(p) for p in [shutil.which("initdb")] if p]
     if not found:
         pytest.skip("no PostgreSQL server: neither /usr/lib/postgresql/*/bin nor PATH has initdb")
-    programs, user = found[-1].parent, _unprivileged()
     folder = Path(tempfile.mkdtemp(prefix="pskd-postgresql-"))
-    if user is not None:
-        os.chown(folder, user.pw_uid, user.pw_gid)
-
-    def run(*words: str) -> None:
-        ids = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-        subprocess.run(words, check=True, cwd=folder, capture_output=True, timeout=120, **ids)
-
-    port = _free_port()
-    data, control = str(folder / "data"), str(programs / "pg_ctl")
-    options = f"-p {port} -h 127.0.0.1 -k {folder} -c fsync=off"
     try:
-        run(str(programs / "initdb"), "-D", data, "-U", "pskd", "--auth=trust", "--no-sync")
-        # Not captured: the server would inherit the pipe, and the command seem never to end.
-        run("/bin/sh", "-c", f'"{control}" -D "{data}" -o "{options}" -l log -w start >/dev/null 2>&1')
-        name = f"test_{secrets.token_hex(4)}"
-        run(str(programs / "createdb"), "-h", "127.0.0.1", "-p", str(port), "-U", "pskd", name)
-        yield f"postgresql+psycopg://pskd@127.0.0.1:{port}/{name}"
-        run(control, "-D", data, "-m", "immediate", "stop")
+        running = Server(found[-1].parent, folder)
+        yield running
+        running.stop("immediate")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def postgresql(server: Server) -> str:
+    """The URL of its database."""
+    return server.url
 
 
 def _unprivileged() -> pwd.struct_passwd | None:

@@ -16,8 +16,10 @@ from pskd.study.queue import Queue
 class IdleCrew:
     """Workers that leave without having done anything, after the study was asked to stop or not."""
 
-    def __init__(self, study: Study, count: int, storage: str | None) -> None:
+    def __init__(self, study: Study, count: int, storage: str | None, patience: float) -> None:
         self.study, self.looks = study, 0
+
+    def start(self) -> None: ...
 
     def alive(self) -> int:
         return 0

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pskd import registry
+from pskd.errors import PskdError
 from pskd.methods.base import Method
 from pskd.runs.files import open_own
 from pskd.runs.group import Group
@@ -98,6 +99,12 @@ class History:
             if not file.tell():
                 file.write(header(self.num_samples))
         renew(self.path)
+        with self.path.open("rb") as written:
+            if (found := written.read(HEADER)) != header(self.num_samples):
+                raise PskdError(
+                    f"{self.path} is damaged: it is of other samples than these {self.num_samples} ({found.hex()});"
+                    " delete it to go on without"
+                )
         with open_own(self.path, "ab") as file:
             file.truncate(HEADER + block_size(self.num_samples) * epochs)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
+import warnings
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from pskd import __version__
 from pskd.cli import export, predict, recipes, study, train, use  # noqa: F401  # their commands
+from pskd.cli.ending import ended, leave
 from pskd.cli.options import app, show
 from pskd.errors import PskdError
 
@@ -26,23 +27,20 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 def main() -> NoReturn:
     """Run a command; what a user can put right ends in one line and exit code 2."""
-    try:
-        code = app(standalone_mode=False)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that does not know a letter
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # of other libraries, to their callers
+    with ended():
+        try:
+            code = app(standalone_mode=False)
+        except _UsageError as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                show(error.format_message())
+                leave(0)
+            raise PskdError(f"{error.format_message()} (see pskd --help)") from None
+        except typer.Abort:
+            raise KeyboardInterrupt from None
         sys.exit(code if isinstance(code, int) else 0)
-    except _UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":
-            show(error.format_message())
-            sys.exit(0)
-        _fail(f"{error.format_message()} (see pskd --help)")
-    except PskdError as error:
-        _fail(str(error))
-    except (typer.Abort, KeyboardInterrupt):
-        sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-
-
-def _fail(message: str) -> NoReturn:
-    show("pskd:", message.replace("\n", " "), error=True)
-    sys.exit(2)
+    raise AssertionError  # a command has an end

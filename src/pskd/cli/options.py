@@ -37,6 +37,11 @@ Storage = Annotated[
     ),
 ]
 
+Patience = Annotated[
+    float,
+    typer.Option(min=0, max=100_000, metavar="MINUTES", help="How long workers wait for a database that is away."),
+]
+
 
 def show(*words: object, error: bool = False) -> None:
     """Print a line or several: all that commands say goes through here."""

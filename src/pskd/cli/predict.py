@@ -14,7 +14,7 @@ import typer
 
 from pskd.api import need_workbench
 from pskd.cli.options import AllowCode, Best, Json, RunPath, app, show
-from pskd.errors import PskdError
+from pskd.errors import PskdError, folded
 
 if TYPE_CHECKING:
     from pskd.use import Answer
@@ -93,7 +93,7 @@ def predict(
     for item in found:
         if isinstance(item, PskdError):
             broken += 1
-            show(json.dumps({"error": str(item)}) if as_json else f"pskd: {item}", error=not as_json)
+            show(json.dumps({"error": str(item)}) if as_json else f"pskd: {folded(item)}", error=not as_json)
         elif table is not None:
             rows.append(item.row())
         else:

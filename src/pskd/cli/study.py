@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from pskd.api import need_workbench
-from pskd.cli.options import AllowCode, Storage, StudyPath, app, out_option, show
+from pskd.cli.ending import INTERRUPTED, leave
+from pskd.cli.options import AllowCode, Patience, Storage, StudyPath, app, out_option, show
+from pskd.errors import PskdError
 
 study_app = typer.Typer(
     help="Many runs as one: methods x models x seeds, on one machine or many.", no_args_is_help=True
@@ -34,6 +36,7 @@ def study_run(
     out: Annotated[Path | None, out_option("The study's folder.  [default: runs/STUDY]")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="How many cells to train at a time.")] = None,
     storage: Storage = None,
+    patience: Patience = 10.0,
 ) -> None:
     """Train all cells of a study that are not done yet, and make its page."""
     need_workbench()
@@ -44,24 +47,28 @@ def study_run(
     out = out or Path("runs") / name.removesuffix(".yaml").replace("/", "-")
     study = Study.begin(name, words or [], out)
     try:
-        complete = run(study, workers, storage, show)
+        complete = run(study, workers, storage, show, 60 * patience)
     except KeyboardInterrupt:
-        show("stopped; the same command goes on where it was", error=True)
-        raise typer.Exit(130) from None
+        leave(INTERRUPTED, "stopped; the same command goes on where it was")
     show("report:", *write([out], out / "report.html"))
     if not complete:
-        raise typer.Exit(1)
+        raise PskdError(
+            f"some cells have failed: pskd study status {out} lists them; the same command tries them again"
+        )
 
 
 @study_app.command("work", epilog="Example:\n\n  pskd study work runs/digits-study")
-def study_work(folder: StudyPath, storage: Storage = None, allow_code: AllowCode = False) -> None:
+def study_work(
+    folder: StudyPath, storage: Storage = None, allow_code: AllowCode = False, patience: Patience = 10.0
+) -> None:
     """Join a study as one more worker, from this machine or another that sees the same folder."""
     need_workbench()
     from pskd.study.cells import Study
     from pskd.study.queue import Queue
     from pskd.study.worker import Worker
 
-    Worker(Queue(Study.load(folder, allow_code=allow_code), storage), show).work()
+    study = Study.load(folder, allow_code=allow_code)
+    Worker(Queue(study, storage, patience=60 * patience, waits=True, say=show), show).work()
 
 
 @study_app.command("status", epilog="Example:\n\n  pskd study status runs/digits-study")
@@ -72,7 +79,7 @@ def study_status(folder: StudyPath, storage: Storage = None) -> None:
     from pskd.study.queue import Queue
     from pskd.study.worker import status_lines
 
-    show("\n".join(status_lines(Queue(Study.load(folder), storage))))
+    show("\n".join(status_lines(Queue(Study.load(folder), storage, say=show))))
 
 
 @study_app.command("stop", epilog="Example:\n\n  pskd study stop runs/digits-study")
@@ -82,5 +89,5 @@ def study_stop(folder: StudyPath, storage: Storage = None) -> None:
     from pskd.study.cells import Study
     from pskd.study.queue import Queue
 
-    Queue(Study.load(folder), storage).stop()
+    Queue(Study.load(folder), storage, say=show).stop()
     show("the workers save their cells and leave; pskd study run goes on where they were")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from pskd.api import default_folder, need_workbench
 from pskd.api import settings as chosen
+from pskd.cli.ending import INTERRUPTED, leave
 from pskd.cli.options import AllowCode, Storage, app, out_option, show
 from pskd.errors import PskdError
 
@@ -56,13 +56,13 @@ def train(
     from pskd.engine.loop import Interrupted
     from pskd.engine.loop import train as run
     from pskd.report.tables import result_lines
+    from pskd.runs.group import own_rank
 
     try:
         result = run(config, out, resume=resume, allow_code=allow_code, changes=overrides)
     except Interrupted as stop:
-        show(stop, error=True)
-        raise typer.Exit(stop.exit_code) from None
-    if int(os.environ.get("RANK", "0")) == 0:
+        leave(stop.exit_code, str(stop))
+    if own_rank() == 0:
         show("\n".join(["", *result_lines(result), f"run folder: {out}"]))
 
 
@@ -81,8 +81,8 @@ def tune(
         ),
     ],
     out: Annotated[Path | None, out_option("The folder of the search.  [default: runs/tune-RECIPE]")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting.")] = 3,
-    trials: Annotated[int | None, typer.Option("--random", min=1, help="Draw so many settings at random.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Runs of each setting.")] = 3,
+    trials: Annotated[int | None, typer.Option("--random", min=1, max=10_000, help="Draw so many at random.")] = None,
     by: Annotated[str, typer.Option(help="A metric; or accuracy and calibration together.")] = "top1_error+ece",
     prune: Annotated[bool, typer.Option("--prune", help="Give up runs that are worse than the median.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="How many runs to train at a time.")] = None,
@@ -101,6 +101,5 @@ def tune(
     try:
         run(recipe, ranges, settings, out, storage=storage, say=show, **options)
     except KeyboardInterrupt:
-        show("stopped; the same command goes on where it was", error=True)
-        raise typer.Exit(130) from None
+        leave(INTERRUPTED, "stopped; the same command goes on where it was")
     show("report:", *write([out / "final", out / "search"], out / "report.html"))

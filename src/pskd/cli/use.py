@@ -62,7 +62,7 @@ def calibrate(
 @app.command(epilog="Example:\n\n  pskd ensemble runs/digits-ps_kd-0 runs/digits-ps_kd-1 runs/digits-ps_kd-2")
 def ensemble(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Finished runs on the same test set.")],
-    bins: Annotated[int, typer.Option(min=1, help="Bins of the ECE.")] = 10,
+    bins: Annotated[int, typer.Option(min=1, max=1_000_000, help="Bins of the ECE.")] = 10,
     as_json: Json = False,
 ) -> None:
     """Average the predictions of several runs."""
@@ -98,4 +98,4 @@ def report(
     numbers = [part.strip() for part in samples.split(",")] if samples else []
     if wrong := [number for number in numbers if not number.isdecimal()]:
         raise PskdError(f"--samples: {wrong[0]!r} is not a sample's number; write for example --samples 17,42")
-    show("report:", *write(paths, out, figures, tables, [int(number) for number in numbers]))
+    show("report:", *write(paths, out, figures, tables, [int(number) for number in numbers], show))

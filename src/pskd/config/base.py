@@ -11,7 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pskd.settings import How, Place
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Side = Annotated[int, Field(ge=1, le=16_384)]  # of an image, in pixels
+Processes = Annotated[int, Field(ge=0, le=512)]
 Positive = Annotated[float, Field(gt=0)]
 Option = bool | int | float | str | None
 NotNegative = Annotated[float, Field(ge=0)]
@@ -25,7 +27,7 @@ class Section(BaseModel):
     run can be resumed with another value.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class MethodConfig(Section):
@@ -132,9 +134,9 @@ class TrainConfig(Section):
     batch_size: Count = 128
     seed: Seed = 0
     device: Annotated[str, How()] = "auto"
-    threads: Annotated[Count | None, How()] = None
+    threads: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, How()] = None
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    accumulate: Count = 1
+    accumulate: Annotated[int, Field(ge=1, le=100_000)] = 1
     clip_norm: Positive | None = None
     on_nonfinite: Literal["stop", "skip"] = "stop"
     average: Count = 1
@@ -156,7 +158,7 @@ class TrainConfig(Section):
         if value == "auto":
             return "auto"
         interval = _interval(str(value))
-        return f"{interval.number:g} {interval.unit}"
+        return f"{interval.number:.12g} {interval.unit}"
 
     @model_validator(mode="after")
     def _one_average(self) -> TrainConfig:
@@ -172,7 +174,7 @@ class TrainConfig(Section):
 class EvalConfig(Section):
     batch_size: Count = 512
     every: Count = 1
-    ece_bins: Count = 10
+    ece_bins: Annotated[int, Field(ge=1, le=1_000_000)] = 10
 
 
 def _epochs(value: float, epochs: int) -> float:
@@ -180,7 +182,7 @@ def _epochs(value: float, epochs: int) -> float:
 
 
 def _interval(text: str) -> Interval:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(epoch|minute|step)?s?\s*", text)
-    if not match or float(match[1]) <= 0:
+    match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,12})?)\s*(epoch|minute|step)?s?\s*", text)
+    if not match or not 1e-6 <= float(match[1]) < 1e12:
         raise ValueError("write auto, '1 epoch', '10 minutes', '500 steps' or another number of them")
     return Interval(float(match[1]), f"{match[2] or 'epoch'}s")

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
-import yaml
 from pydantic import ValidationError
 
 from pskd import registry
@@ -17,7 +16,7 @@ from pskd.config.base import Section
 from pskd.config.classes import DEFAULT_METHOD, DEFAULT_TASK, config_class, task_class
 from pskd.config.explain import TOP_LEVEL_SHORTS, explain
 from pskd.config.run import Config
-from pskd.config.yaml_file import read_yaml
+from pskd.config.yaml_file import parsed_yaml, read_yaml
 from pskd.errors import PskdError
 
 NAMED_SECTIONS = ("data", "model", "method")
@@ -108,8 +107,8 @@ def differences(one: Config, other: Config) -> list[str]:
 def parse_value(key: str, text: str) -> Any:
     """The value of `key=text` as YAML reads it; and 1e-3 is a number, as people who train models write it."""
     try:
-        value = yaml.safe_load(text) if text else None
-    except (yaml.YAMLError, ValueError, RecursionError):
+        value = parsed_yaml(text, key) if text else None
+    except PskdError:
         raise PskdError(f"{key}: {reprlib.repr(text)} is not a valid value") from None
     if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
         return float(value)

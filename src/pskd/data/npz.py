@@ -13,8 +13,11 @@ from torch import Tensor
 
 from pskd import registry
 from pskd.data.image_data import ImageData, in_memory
-from pskd.data.reason import place, reason
+from pskd.data.reason import place
 from pskd.errors import PskdError
+from pskd.reading import read_npz
+
+MOST_CLASSES = 10_000_000
 
 
 @registry.data.register("npz")
@@ -43,13 +46,12 @@ def load_npz(root: str | Path | None = None) -> ImageData:
 
 
 def _read(file: Path) -> dict[str, np.ndarray]:
+    if not file.exists():
+        raise PskdError(f"there is no file '{file}': name the .npz file with data.root=...")
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except FileNotFoundError as error:
-        raise PskdError(f"there is no file '{file}': name the .npz file with data.root=...") from error
-    except Exception as error:  # a folder, another format, a damaged archive, Python objects in it
-        raise PskdError(f"cannot read '{file}' ({reason(error)}): name an .npz file with data.root=...") from error
+        return read_npz(file)
+    except PskdError as error:
+        raise PskdError(f"cannot read '{file}' ({error}): name an .npz file with data.root=...") from error
 
 
 def _classes(file: Path, arrays: dict[str, np.ndarray], count: int) -> tuple[str, ...]:
@@ -72,6 +74,10 @@ def _split(file: Path, arrays: dict[str, np.ndarray], name: str) -> tuple[Tensor
         raise PskdError(f"'{file}': {name}_labels is {labels.dtype}, but labels must be integers")
     if labels.shape not in ((len(images),), (len(images), 1)):
         raise PskdError(f"'{file}': {name}_labels has shape {labels.shape}, not one label for each image")
+    if labels.max() >= MOST_CLASSES:
+        raise PskdError(
+            f"'{file}': {name}_labels has the label {labels.max()}, the largest allowed is {MOST_CLASSES - 1}"
+        )
     if labels.min() < 0:
         raise PskdError(f"'{file}': {name}_labels has the negative label {labels.min()}, classes count from 0")
     pixels = torch.from_numpy(images.reshape(*images.shape[:3], -1)).permute(0, 3, 1, 2).contiguous()

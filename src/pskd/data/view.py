@@ -14,8 +14,10 @@ from torch import Tensor
 
 from pskd.data.reason import reason
 from pskd.errors import PskdError
+from pskd.reading import check_file
 from pskd.tensors import constant
 
+LARGEST_SIDE = 32_768  # pixels of what a model sees
 Source = str | os.PathLike[str] | IO[bytes] | Image.Image
 
 
@@ -51,7 +53,19 @@ class View:
             view = cls(**tuples)
         except TypeError as error:
             raise PskdError(f"this is no description of a view ({error}): {dict(values)}") from error
-        if len(view.size) != 2 or not view.channels == len(view.mean) == len(view.std) or view.channels not in (1, 3):
+        if not isinstance(view.size, tuple) or not isinstance(view.mean, tuple) or not isinstance(view.std, tuple):
+            raise PskdError(f"a view needs lists of sizes, means and deviations: {view}")
+        whole = (view.channels, *view.size, *([] if view.resize is None else [view.resize]))
+        if not all(isinstance(side, int) and 0 < side <= LARGEST_SIDE for side in whole) or not all(
+            isinstance(value, int | float) and -1e6 < value < 1e6 for value in (*view.mean, *view.std)
+        ):
+            raise PskdError(f"a view needs sizes up to {LARGEST_SIDE} pixels, and numbers as means: {view}")
+        if (
+            not all(view.std)
+            or len(view.size) != 2
+            or not view.channels == len(view.mean) == len(view.std)
+            or view.channels not in (1, 3)
+        ):
             raise PskdError(f"a view needs two sizes and, for 1 or 3 channels, as many means and deviations: {view}")
         return view
 
@@ -101,6 +115,8 @@ def decode(source: Source, channels: int, as_stored: bool = False) -> Image.Imag
     if isinstance(source, Image.Image):
         return _convert(source, mode)
     try:
+        if isinstance(source, (str, os.PathLike)):
+            check_file(source)
         with Image.open(source) as image:
             return _convert(image if as_stored else ImageOps.exif_transpose(image), mode)
     except Exception as error:  # on damaged files Pillow's decoders raise whatever they stumble over

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -25,15 +24,16 @@ from pskd.engine.progress import Progress, said_if_slow
 from pskd.engine.record import epoch_line, heading, progress_text, provenance
 from pskd.engine.saving import Saver
 from pskd.engine.state import TrainingState
-from pskd.errors import PskdError
+from pskd.errors import PskdError, blamed
 from pskd.memory.snapshot import unwrap_model
 from pskd.metrics.catalogue import METRICS
 from pskd.models.heads import deployed
+from pskd.models.modest import modest
 from pskd.plan import Step
 from pskd.runs import calibration, sharding, weights
 from pskd.runs.files import OF_A_RUN, checksum, one_line_errors, write_atomic, write_json
 from pskd.runs.folder import RunFolder
-from pskd.runs.group import CONTINUE, SAVE, STOP, Group, lost_processes, restart_count
+from pskd.runs.group import CONTINUE, SAVE, STOP, Group, lost_processes, own_rank, restart_count
 from pskd.runs.trust import check_model
 from pskd.tasks.base import Evaluation, Task
 
@@ -73,7 +73,7 @@ def train(
         if not allow_code:
             check_model(config, stated, begun=resume and run.has_begun())
     notes = [line for setting, line in run.notes.items() if setting not in stated]
-    if int(os.environ.get("RANK", "0")) == 0:
+    if own_rank() == 0:
         config = run.claim(config, resume=resume, allow_code=allow_code)
     try:
         if resume and run.result_file.exists():
@@ -81,13 +81,14 @@ def train(
         sharding.check(config)
         with contextlib.ExitStack() as stack:
             with said_if_slow(f"reading {config.data.name}, making {config.model.name} ..."):
-                task = tasks.create(config)
+                with blamed(f"data={config.data.name} cannot be loaded"):
+                    task = tasks.create(config)
                 if config.train.calibrate:
                     check_calibrable(task)
                 task.begins = not (resume and run.has_begun())
-                devices = stack.enter_context(build.accelerator(config, out))
                 stack.enter_context(one_line_errors("writing", **OF_A_RUN))
                 stack.enter_context(lost_processes(out))
+                devices = stack.enter_context(build.accelerator(config, out))
                 trainer = Trainer(config, task, run, devices)
             return trainer.fit(after_epoch, notes)
     finally:
@@ -111,7 +112,9 @@ class Trainer:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         torch.manual_seed(settings.seed)
-        model = task.model().to(self.device)
+        self.name = f"model={config.model.name}"
+        with blamed(f"{self.name} cannot be built with its options"), modest():
+            model = task.model().to(self.device)
         self.still = build.freeze(model, task.head(model)) if settings.freeze == "backbone" else []
         shards = settings.shard and self.group.active
         if shards:
@@ -148,6 +151,7 @@ class Trainer:
         if settings.patience is not None and not task.has_validation:
             raise PskdError("train.patience needs a validation split, for example data.val_fraction=0.1")
         self.nonfinite = NonFinite(settings.on_nonfinite, self.state, self.group, self.saver.checkpoints.last_good)
+        self.stepped = False
         self.evaluated: dict[str, Evaluation] = {}  # what the last epoch's weights came to, by split
 
     @property
@@ -206,7 +210,10 @@ class Trainer:
             factor = optim.factor(state.epoch + state.step / self.steps_per_epoch, epochs, self.steps_per_epoch)
             for parameters, rate in zip(self.optimizer.param_groups, self.rates, strict=False):
                 parameters["lr"] = rate * factor
-            loss = self.train_step(step, batches, optim.lr * factor)
+            first = not self.stepped  # what does not fit together shows in the first step
+            with blamed(f"{self.name} cannot be trained on these data") if first else contextlib.nullcontext():
+                loss = self.train_step(step, batches, optim.lr * factor)
+            self.stepped = True
             state.step += 1
             progress.step(step.total, lambda loss=loss: progress_text(state, epochs, self.method, loss))  # type: ignore[misc]
             decision = self.group.agree(STOP if asked else SAVE if self.saver.is_due() else CONTINUE)

@@ -15,10 +15,10 @@ from torch.optim.swa_utils import AveragedModel
 from pskd.config import Config, identity
 from pskd.engine.observer import Observer
 from pskd.engine.state import TrainingState
-from pskd.errors import PskdError
+from pskd.errors import STUMBLES, PskdError, folded
 from pskd.methods.base import Method
 from pskd.plan import Stretch
-from pskd.runs import checkpoint, sharding
+from pskd.runs import checkpoint, schemas, sharding
 from pskd.runs.checkpoint import Checkpoints
 from pskd.runs.files import checksum
 from pskd.runs.folder import RunFolder
@@ -106,13 +106,14 @@ class Saver:
         """Continue as if the processes that wrote this checkpoint had never stopped; there may be more or fewer now."""
         try:
             self._load(folder)
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
+        except (PskdError, *STUMBLES) as error:
+            why = folded(error) or type(error).__name__
             raise PskdError(f"checkpoint {folder} does not fit this run: {why}") from error
         self.group.barrier()
 
     def _load(self, folder: Path) -> None:
         group, state, here = self.group, self.state, checkpoint.load(folder, "progress")
+        schemas.checked(schemas.Progress, here, "progress.pt", "bring it back")
         if here["epoch"] * self.steps_per_epoch + here["step"] != int(folder.name):
             raise PskdError("it is of another step, or of a run with other steps")
         if here["sources"] != self.sources:
@@ -137,7 +138,9 @@ class Saver:
         elif last is not None and last.hosts == group.hosts:
             state.stretches = state.stretches[:-1]
         sharding.load_model(self.weights, checkpoint.load(folder, "model"))
-        sharding.load_optimizer(self.optimizer, checkpoint.load(folder, "optimizer"))
+        stored = checkpoint.load(folder, "optimizer")
+        _check_optimizer(self.optimizer.state_dict(), stored)
+        sharding.load_optimizer(self.optimizer, stored)
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(checkpoint.load(folder, "scaler"))
         for shard in checkpoint.shards(folder, "method"):
@@ -174,3 +177,17 @@ class Saver:
             done = self.state.epoch * self.steps_per_epoch + self.state.step
             return done % max(1, round(number)) == 0
         return epoch_ends and self.state.epoch % max(1, round(number)) == 0
+
+
+def _check_optimizer(own: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """Refuse settings of another kind, and sums that are none: they would be noticed in a step, if at all."""
+    for ours, theirs in zip(own["param_groups"], stored["param_groups"], strict=True):
+        for name, value in ours.items():
+            number = isinstance(value, float | int) and not isinstance(value, bool)
+            if not isinstance(theirs[name], (float, int) if number else type(value)):
+                raise ValueError(f"the optimizer's {name} is {theirs[name]!r}")
+    for place, entry in stored["state"].items():
+        if not isinstance(place, int) or not all(
+            value is None or isinstance(value, torch.Tensor) for value in entry.values()
+        ):
+            raise ValueError("the optimizer's state holds something else than tensors")

@@ -22,6 +22,7 @@ INK = "#010203"  # stands for the page's own text colour
 POINTS = 150  # of a curve
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
+    "text.parse_math": False,  # names are text
     "svg.hashsalt": "pskd",
     "font.size": 9,
     "axes.spines.top": False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -61,12 +61,15 @@ def report(
     figure_folder: Path | None = None,
     table_folder: Path | None = None,
     samples: Sequence[int] = (),
+    say: Callable[[str], None] = lambda line: None,
 ) -> list[Path]:
     """Write the page about runs and studies, and what else is asked for; returns the files and folders.
 
     ``samples`` are the numbers of the test samples to compare predictions of; by default those that differ most.
     """
     parts = [_part(place, collection, samples) for place, collection in enumerate(collect(paths))]
+    for line in (line for part in parts for line in part.collection.unfinished if line.startswith("left out: ")):
+        say(line)
     with one_line_errors("report"):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, _html(parts))
@@ -151,4 +154,4 @@ def _save_tables(tables: Sequence[Table], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for table in tables:
             for suffix, text in (("csv", table.csv()), ("tex", table.latex()), ("md", table.markdown())):
-                (folder / f"{table.name}.{suffix}").write_text(text, encoding="utf-8")
+                (folder / f"{table.name}.{suffix}").write_text(text, encoding="utf-8", errors="backslashreplace")

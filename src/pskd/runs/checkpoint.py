@@ -18,6 +18,8 @@ from typing import IO, Any, cast
 import torch
 
 from pskd.errors import PskdError
+from pskd.reading import check_file, read_json
+from pskd.runs import schemas
 from pskd.runs.files import checksum, open_own, to_disk, write_json
 from pskd.runs.group import Group
 
@@ -129,7 +131,8 @@ class Checkpoints:
         """The files of a checkpoint, and which of them is not as it was written, -1 if all are; shared by processes."""
         names, bad = [_MANIFEST], -1
         try:
-            files = json.loads((folder / _MANIFEST).read_text())["files"]
+            manifest = folder / _MANIFEST
+            files = schemas.checked(schemas.Manifest, read_json(manifest, 2**25), manifest, "").files
             names += files
             for position in range(1 + self.group.rank, len(names), self.group.world):
                 name = names[position]
@@ -196,6 +199,7 @@ def _write(part: Any, path: Path) -> str:
 
 def load(folder: Path, name: str, *, mapped: bool = False) -> Any:
     """One part of a checkpoint, on the CPU; ``mapped`` tensors are read when they are used, and are to be copied."""
+    check_file(folder / f"{name}.pt")
     try:
         return torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # whatever a hostile file makes of the reader

@@ -7,20 +7,25 @@ import errno
 import hashlib
 import json
 import os
+import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from pskd.errors import PskdError
+from pskd.reading import open_file
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write beside and rename into place; a crash leaves the old file or the new one. A link is replaced itself."""
+    if not path.name or path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
     beside = path.with_name(f".{path.name}.{os.getpid()}.writing")
     try:
         beside.unlink(missing_ok=True)
         with open_own(beside, "xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
         to_disk(beside)
         beside.replace(path)
         to_disk(path.parent)
@@ -33,13 +38,31 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def open_own(path: Path, mode: str) -> IO[Any]:
-    """Open a file of a run or study for writing; a link at its place is refused, not followed."""
+    """Open a file of a run or study for writing; a link at its place is refused, not followed.
+
+    What has another name elsewhere, a hard link, becomes a file of its own first: the other one stays as it is.
+    """
     try:
+        if "a" in mode:
+            _make_own(path)
         return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644))
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise link_error(path) from None
         raise
+
+
+def _make_own(path: Path) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+        beside = path.with_name(f".{path.name}.{os.getpid()}.writing")
+        beside.unlink(missing_ok=True)
+        with path.open("rb") as old, open_own(beside, "xb") as new:
+            shutil.copyfileobj(old, new)
+        beside.replace(path)
 
 
 def link_error(path: Path) -> PskdError:
@@ -56,7 +79,7 @@ def check_own(folder: Path) -> None:
 
 
 def checksum(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -80,6 +103,8 @@ _REASONS = {
     errno.EEXIST: "this is a file, not a folder; {elsewhere}",
     errno.EISDIR: "this is a folder, not a file; {elsewhere}",
     errno.ENAMETOOLONG: "the name is too long; {elsewhere}",
+    errno.ENOENT: "there is no such file or folder",
+    errno.ELOOP: "a symbolic link leads to itself; {elsewhere}",
 }
 
 
@@ -93,8 +118,16 @@ def one_line_errors(
     """What the operating system refuses, in one line with advice that fits the caller."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # of standard output
     except OSError as error:
-        if error.errno not in _REASONS:
-            raise
-        reason = _REASONS[error.errno].format(again=again, elsewhere=elsewhere)
-        raise PskdError(f"{what} {error.filename or ''}: {reason}".replace(" :", ":")) from error
+        raise PskdError(in_words(error, what, again=again, elsewhere=elsewhere)) from error
+
+
+def in_words(
+    error: OSError, what: str = "", *, again: str = "run it again", elsewhere: str = "choose another place"
+) -> str:
+    """What the operating system refused, where, and what to do."""
+    reason = _REASONS.get(error.errno or 0, error.strerror or str(error)).format(again=again, elsewhere=elsewhere)
+    place = " ".join(str(part) for part in (what, error.filename) if part)
+    return f"{place}: {reason}" if place else reason

@@ -17,9 +17,12 @@ from pskd import config as configuration
 from pskd.config import Config
 from pskd.config.run import END
 from pskd.errors import PskdError
+from pskd.reading import parsed_json, read_json, read_text
+from pskd.runs import schemas
 from pskd.runs.files import OF_A_RUN, check_own, one_line_errors, open_own, write_atomic
 from pskd.runs.trust import within_itself
 
+LARGEST_RESULT, LARGEST_METRICS = 2**25, 2**30  # bytes
 _folders: set[int] = set()  # descriptors of locked folders
 
 
@@ -59,6 +62,8 @@ class RunFolder:
         """Take the folder for writing; returns the configuration to run, by default the stored one when resuming."""
         if resume and config is None:
             self.check_resumable()
+        if re.search("[\ud800-\udfff]", str(self.path.absolute())):
+            raise PskdError(f"{self.path}: this name is not UTF-8, in which weights could not be saved: choose another")
         with one_line_errors("run folder", **OF_A_RUN):
             self._made = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
@@ -176,7 +181,7 @@ class RunFolder:
         """
         whole = configuration.flat(config.model_dump(mode="json"))
         lacks = {key.partition(".")[0] for key in whole if "." in key} - tree.keys()
-        ended = self.config_file.read_text().endswith(END) or list(whole)[-1] in configuration.flat(tree)
+        ended = read_text(self.config_file, 2**20).endswith(END) or list(whole)[-1] in configuration.flat(tree)
         if lacks or not ended:
             what = f"its section {min(lacks)} is missing" if lacks else "its end is missing"
             raise PskdError(f"the file is cut off ({what}): bring back the whole file")
@@ -185,10 +190,13 @@ class RunFolder:
         """What the finished run came to."""
         if not self.result_file.is_file():
             raise PskdError(f"{self.path} is not finished: it has no result.json (continue it with --resume)")
+        advice = "remove it and continue the run with --resume"
         try:
-            return dict(json.loads(self.result_file.read_text()))
-        except (ValueError, TypeError, RecursionError):
-            raise PskdError(f"{self.result_file} is damaged: remove it and continue the run with --resume") from None
+            tree = read_json(self.result_file, LARGEST_RESULT)
+        except PskdError as error:
+            raise PskdError(f"{self.result_file} is damaged ({error}): {advice}") from None
+        schemas.checked(schemas.Result, tree, self.result_file, advice)
+        return dict(tree)
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         with open_own(self.metrics_file, "a") as file:
@@ -196,13 +204,20 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The records so far; a last line that was torn by a crash is left out."""
-        records = []
-        if self.metrics_file.exists():
-            for line in self.metrics_file.read_text().splitlines():
-                try:
-                    records.append({**json.loads(line)})
-                except (ValueError, TypeError, RecursionError):
+        if not self.metrics_file.exists():
+            return []
+        lines = read_text(self.metrics_file, LARGEST_METRICS).splitlines()
+        records: list[dict[str, Any]] = []
+        for number, line in enumerate(lines, 1):
+            where = f"{self.metrics_file}, line {number},"
+            try:
+                records.append(parsed_json(line, where))
+            except PskdError:
+                if number == len(lines):
                     break
+                raise PskdError(f"{where} is damaged: bring the file back, or remove it from this line on") from None
+            advice = "bring the file back, or remove it from this line on"
+            schemas.checked(schemas.Epoch, records[-1], where, advice)
         return records
 
     def keep_metrics(self, epochs: int) -> None:

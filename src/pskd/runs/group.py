@@ -17,6 +17,18 @@ from pskd.errors import PskdError
 CONTINUE, SAVE, STOP = 0, 1, 2
 
 
+def own_rank() -> int:
+    """This process's number among those of the run, as torchrun says it in the environment."""
+    given = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
+    for name, value in given.items():
+        if value is not None and not value.isdecimal():
+            raise PskdError(f"the variable {name} is {value!r}, not a number: start several processes by torchrun")
+    rank, world = int(given["RANK"] or 0), int(given["WORLD_SIZE"] or 1)
+    if (rank or world > 1) and not ("MASTER_ADDR" in os.environ and rank < world):
+        raise PskdError("the variable RANK or WORLD_SIZE is set, but this is no process of torchrun: unset both")
+    return rank
+
+
 class Group:
     """The processes of this run; with one process everything here is a no-op.
 
@@ -141,9 +153,10 @@ def lost_processes(out: Path) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not (dist.is_available() and dist.is_initialized()):
+        if not dist.is_available():
             raise
-        if isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "onnection", "NCCL")):
+        met = dist.is_initialized() and any(word in str(error) for word in ("gloo", "onnection", "NCCL"))
+        if met or isinstance(error, dist.DistError):
             raise PskdError(
                 "another process of this run has ended, its own message says why;"
                 f" continue with: --resume --out {out}, on as many processes as you like"

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pskd.errors import PskdError
+from pskd.reading import check_file
 from pskd.runs.files import write_atomic
 
 HEADER, VERSION = 8, 2
@@ -37,10 +38,14 @@ class Epochs(NamedTuple):
 
 
 class Recorded:
-    """A run's history.bin, of which only what is asked for is read."""
+    """A run's history.bin, of ``epochs`` if that is known, of which only what is asked for is read."""
 
-    def __init__(self, path: Path) -> None:
-        raw = np.memmap(path, np.uint8, "r")
+    def __init__(self, path: Path, epochs: int | None = None) -> None:
+        check_file(path)
+        try:
+            raw = np.memmap(path, np.uint8, "r")
+        except (OSError, ValueError) as error:
+            raise PskdError(f"{path} cannot be read ({error}): delete it, and the report does without") from None
         self.num_samples, self.version = int.from_bytes(raw[: HEADER - 1].tobytes(), "little"), int(raw[HEADER - 1])
         if self.version not in HALVES:
             raise PskdError(f"{path} has the format {self.version}, which this release does not know: use a newer one")
@@ -49,6 +54,10 @@ class Recorded:
         self.num_epochs = (len(raw) - HEADER) // block if block else 0
         if not self.num_epochs:
             raise PskdError(f"{path} is damaged: it holds no whole epoch; delete it, and the report does without")
+        if epochs is not None and (self.num_epochs, self.num_epochs * block) != (epochs, len(raw) - HEADER):
+            raise PskdError(
+                f"{path} is damaged: it does not hold the run's {epochs} epochs; delete it, and the report does without"
+            )
         self._blocks = raw[HEADER : HEADER + self.num_epochs * block].reshape(self.num_epochs, block)
 
     def times_correct(self) -> np.ndarray:
@@ -90,6 +99,6 @@ def renew(path: Path) -> None:
     write_atomic(path, header(count) + np.hstack((blocks[:, :-count], none, blocks[:, -count:])).tobytes())
 
 
-def read(path: Path) -> Recorded | None:
-    """What a run recorded; None if it did not."""
-    return Recorded(path) if path.is_file() and path.stat().st_size > HEADER else None
+def read(path: Path, epochs: int | None = None) -> Recorded | None:
+    """What a run recorded, of so many epochs if that is known; None if it did not."""
+    return Recorded(path, epochs) if path.exists() and path.stat().st_size > HEADER else None

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from pskd.errors import PskdError
+from pskd.reading import check_file, parsed_json
 from pskd.runs import sharding
 from pskd.runs.files import to_disk
 from pskd.runs.group import Group
@@ -37,12 +38,13 @@ def save(model: nn.Module, path: Path, metadata: dict[str, Any], group: Group) -
 
 def load(model: nn.Module, path: Path) -> None:
     """Read weights into ``model``."""
+    check_file(path)
     try:
         if sharding.is_spread(model):
             sharding.load_model(model, safetensors.torch.load_file(str(path)))
         else:
             safetensors.torch.load_model(model, str(path))
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except (OSError, RuntimeError, ValueError, TypeError, SafetensorError) as error:
         raise PskdError(f"{path} does not fit this model, or is damaged: {str(error).splitlines()[0]}") from error
 
 
@@ -70,8 +72,12 @@ def path_of(run: Path, *, best: bool = False) -> Path:
 
 def metadata(path: Path) -> dict[str, Any]:
     """What was saved beside the weights."""
+    check_file(path)
     try:
         with safe_open(str(path), framework="pt") as file:
-            return dict(json.loads((file.metadata() or {})[_KEY]))
+            tree = parsed_json((file.metadata() or {})[_KEY], path)
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise PskdError(f"{path} holds no weights of a pskd run: {str(error).splitlines()[0]}") from error
+    if not isinstance(tree, dict):
+        raise PskdError(f"{path} holds no weights of a pskd run: what is said of them is no mapping")
+    return tree

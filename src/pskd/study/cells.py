@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError
@@ -23,6 +23,7 @@ from pskd import recipes
 from pskd.config import Config, Section, parse_value, read_yaml, resolve, validated
 from pskd.errors import PskdError
 from pskd.runs.files import one_line_errors, write_atomic
+from pskd.runs.schemas import checked
 from pskd.study.keys import CELL, adopt, key_of
 from pskd.study.ranges import MOST_CELLS, split_list, unquoted
 
@@ -75,6 +76,15 @@ class StudyFile(Section):
     show: Show = Show()
     paper: Paper | None = None
     prune: bool = False
+
+
+class Saved(Section):
+    """study.yaml in a study's folder."""
+
+    name: str
+    identity: Annotated[str, Field(min_length=1, max_length=200)]
+    words: tuple[str, ...]
+    study: StudyFile
 
 
 @dataclass(frozen=True)
@@ -175,13 +185,9 @@ class Study:
         if not is_study(folder):
             raise PskdError(f"{folder} is not a study's folder: it has no study.yaml (pskd study run begins one)")
         content = read_yaml(_saved(folder))
-        try:
-            file, words = _checked(content["study"], _saved(folder)), tuple(content["words"])
-            return cls(content["name"], file, words, folder.absolute(), content["identity"], allow_code)
-        except (KeyError, TypeError):
-            raise PskdError(
-                f"{_saved(folder)} is damaged: remove it, then begin the study again with pskd study run"
-            ) from None
+        advice = "remove it, then begin the study again with pskd study run"
+        saved = checked(Saved, content, _saved(folder), advice)
+        return cls(saved.name, saved.study, saved.words, folder.absolute(), saved.identity, allow_code)
 
 
 def is_study(folder: Path) -> bool:

@@ -8,6 +8,8 @@ done is told by its run folder, not by the queue.
 from __future__ import annotations
 
 import contextlib
+import math
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
@@ -16,13 +18,13 @@ from typing import Any, NamedTuple
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
-from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback, fail_stale_trials
+from optuna.storages import RetryHeartbeatStaleTrialCallback, fail_stale_trials
 from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from pskd.errors import PskdError
 from pskd.metrics.catalogue import METRICS, primary
+from pskd.study import storage
 from pskd.study.cells import Cell, Study
 
 RETRIES = 5  # of a cell whose worker died; one that kills every worker must come to an end
@@ -36,6 +38,7 @@ def _experimental() -> Iterator[None]:
     """Heartbeats are an experimental part of Optuna, as it says on every use."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
+        warnings.filterwarnings("ignore", "Heartbeat of storage")  # our own thread sends it
         yield
 
 
@@ -73,36 +76,54 @@ class Queue:
         url: Optuna's name of a database; None is a SQLite file in the study's folder.
         heartbeat: seconds between two signs of life of a running cell.
         grace: seconds without one after which its worker counts as dead.
+        patience: seconds that the database may be away.
+        waits: whether it may be away at the beginning, too.
+        say: shows a line, on what was found and what is waited for.
     """
 
     @_experimental()
-    def __init__(self, study: Study, url: str | None = None, *, heartbeat: int = 15, grace: int = 60) -> None:
-        self.study, self.cells, self.grace = study, study.cells(), grace
-        url = url or f"sqlite:///{study.folder / 'queue.db'}"
+    def __init__(
+        self,
+        study: Study,
+        url: str | None = None,
+        *,
+        heartbeat: int = 15,
+        grace: int = 60,
+        patience: float = storage.PATIENCE,
+        waits: bool = False,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.study, self.cells, self.grace, self.heartbeat = study, study.cells(), grace, heartbeat
+        with storage.alone(study.folder) if url is None else contextlib.nullcontext():
+            self._connect(url or storage.own_file(study.folder, say), patience, waits, say)
+
+    def _connect(self, url: str, patience: float, waits: bool, say: Callable[[str], None]) -> None:
         try:
-            self.storage = RDBStorage(
-                url,
-                engine_kwargs={"connect_args": {"timeout": 120}} if url.startswith("sqlite") else None,
-                heartbeat_interval=heartbeat,
-                grace_period=grace,
-                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=RETRIES),
-            )
-            if self.storage.engine.name == "sqlite":
-                _serialize(self.storage.engine)
-            self.trials = optuna.create_study(
-                storage=self.storage,
-                study_name=study.identity,
-                sampler=optuna.samplers.RandomSampler(),
-                pruner=optuna.pruners.MedianPruner(n_warmup_steps=_longest(self.cells) // 3),
-                load_if_exists=True,
-            )
+            storage.waited(lambda: self._open(url, patience), patience if waits else 0.0, say)
         except ImportError as error:
             raise PskdError(
                 f"{_shown(url)}: its database driver is not installed ({error.__cause__ or error})"
             ) from None
-        except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-            reason = str(error.__cause__ or error).strip().splitlines()[0]
-            raise PskdError(f"the queue {_shown(url)} cannot be opened: {reason}") from None
+        except (SQLAlchemyError, optuna.exceptions.OptunaError, storage.Away, RuntimeError, ValueError) as error:
+            cause = error.__cause__ if isinstance(error, storage.Away) and error.__cause__ else error
+            raise PskdError(f"the queue {_shown(url)} cannot be opened: {storage.reason(cause)}") from None
+
+    def _open(self, url: str, patience: float) -> None:
+        self.storage = storage.PatientStorage(
+            url,
+            patience=patience,
+            heartbeat_interval=self.heartbeat,
+            grace_period=self.grace,
+            heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=RETRIES),
+        )
+        with storage.impatient():
+            self.trials = optuna.create_study(
+                storage=self.storage,
+                study_name=self.study.identity,
+                sampler=optuna.samplers.RandomSampler(),
+                pruner=optuna.pruners.MedianPruner(n_warmup_steps=_longest(self.cells) // 3),
+                load_if_exists=True,
+            )
 
     @_experimental()
     def standings(self) -> dict[str, Standing]:
@@ -144,43 +165,73 @@ class Queue:
         ``train`` has to show the record of every epoch to its second argument. What it raises becomes the cell's error;
         ``CellReturned`` puts the cell back.
         """
-        mine: list[Trial] = []
-
-        def objective(trial: Trial) -> float:
-            mine.append(trial)
-            # Optuna's own first sign of life may come late: a worker that dies before it would never be missed.
-            self.storage.record_heartbeat(trial._trial_id)
-            trial.set_user_attr("begun", True)
+        with _experimental():
+            trial = self.trials.ask()
+        with self._signs_of_life(trial):
+            self._note(trial, "begun", True)
             key = trial.user_attrs.get("cell")
+            value: float | None = None
             if key not in self.cells or self._finished(key) or self._is_taken(key, trial.number):
-                raise optuna.TrialPruned
-            try:
-                return train(self.cells[key], lambda record: self._prune(trial, record))
-            except optuna.TrialPruned:
-                trial.set_user_attr("pruned", True)
-                raise
-            except CellReturned:
-                trial.set_user_attr("stopped", True)
-                raise
-            except Exception as error:
-                trial.set_user_attr("error", _one_line(error))
-                raise
+                state = TrialState.PRUNED
+            else:
+                try:
+                    value, state = (
+                        train(self.cells[key], lambda record: self._prune(trial, record)),
+                        TrialState.COMPLETE,
+                    )
+                except optuna.TrialPruned:
+                    state = TrialState.PRUNED
+                    self._note(trial, "pruned", True)
+                except CellReturned:
+                    state = TrialState.FAIL
+                    self._note(trial, "stopped", True)
+                except Exception as error:  # whatever a training raises: the others go on
+                    state = TrialState.FAIL
+                    self._note(trial, "error", _one_line(error))
+        if value is not None and not math.isfinite(value):
+            value = 0.0
+        # Where this worker was thought dead, its cell was given to another, which waits for the run folder meanwhile.
+        with _experimental(), contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+            self.trials.tell(trial.number, value, state, skip_if_finished=True)
 
+    @contextlib.contextmanager
+    def _signs_of_life(self, trial: Trial) -> Iterator[None]:
+        """Say that a trial is being worked on, as long as it is; a database that is away is told later."""
+        over = threading.Event()
+
+        def say() -> None:
+            while True:
+                with (
+                    contextlib.suppress(PskdError, SQLAlchemyError, optuna.exceptions.OptunaError),
+                    storage.impatient(),
+                ):
+                    self.storage.record_heartbeat(trial._trial_id)
+                if over.wait(self.heartbeat):
+                    return
+
+        thread = threading.Thread(target=say, daemon=True)
+        thread.start()
         try:
-            self.trials.optimize(objective, n_trials=1, catch=(Exception,))
-        except (ValueError, AssertionError, optuna.exceptions.UpdateFinishedTrialError):
-            # This worker was thought dead and its cell given to another, which waits for the run folder meanwhile.
-            if not mine or not self.storage.get_trial(mine[0]._trial_id).state.is_finished():
-                raise
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _note(self, trial: Trial, name: str, value: Any) -> None:
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+            trial.set_user_attr(name, value)
 
     def _prune(self, trial: Trial, record: Mapping[str, Any]) -> None:
         if self.study.file.prune and "val" in record:
             name = primary(record["val"])
             if name is None:
                 raise PskdError("prune: these runs have no primary metric to be compared by; leave prune out")
-            trial.report(METRICS[name].cost(float(record["val"][name])), record["epoch"])
-            if trial.should_prune():
-                raise optuna.TrialPruned
+            # A training does not wait for the queue: where that is away, the run is compared after the next epoch.
+            finished = optuna.exceptions.UpdateFinishedTrialError
+            with contextlib.suppress(storage.Away, finished), storage.impatient():
+                trial.report(METRICS[name].cost(float(record["val"][name])), record["epoch"])
+                if trial.should_prune():
+                    raise optuna.TrialPruned
 
     @property
     def stops(self) -> int:
@@ -248,23 +299,6 @@ def time_left(standings: Mapping[str, Standing], workers: int) -> float | None:
     return sum(left) / max(1, min(workers, len(left)))
 
 
-def _serialize(engine: Any) -> None:
-    """Let a SQLite transaction lock the file from its first statement on.
-
-    By default it locks at its first write, so two workers can both read that a trial is waiting, and both take it.
-    """
-
-    @event.listens_for(engine, "connect")
-    def leave_transactions_to_us(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None
-
-    @event.listens_for(engine, "begin")
-    def lock(connection: Any) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    engine.dispose()  # connections opened before know nothing of this
-
-
 def _longest(cells: Mapping[str, Cell]) -> int:
     return max(cell.config.train.epochs for cell in cells.values())
 
@@ -278,7 +312,7 @@ def _seconds(trial: FrozenTrial) -> float | None:
     if trial.datetime_start is None:
         return None
     end = trial.datetime_complete or datetime.now()
-    return (end - trial.datetime_start).total_seconds()
+    return max(0.0, (end - trial.datetime_start).total_seconds())  # another machine's clock may be ahead
 
 
 def _one_line(error: Exception) -> str:

@@ -85,8 +85,9 @@ def unquoted(part: str) -> str:
 
 def _checked(word: str, steps: float) -> int:
     """The number of values that so many steps make."""
-    if steps >= MOST_CELLS:
+    if not steps < MOST_CELLS:
+        count = f"{steps + 1:,.0f}" if steps < 1e18 else "far too many"
         raise PskdError(
-            f"{word}: these are {steps + 1:,.0f} values, the most allowed are {MOST_CELLS:,}; take larger steps"
+            f"{word[:200]}: these are {count} values, the most allowed are {MOST_CELLS:,}; take larger steps"
         )
     return math.floor(steps) + 1

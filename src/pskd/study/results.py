@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,7 +58,7 @@ class Run:
 
     @cached_property
     def history(self) -> history.Recorded | None:
-        return history.read(self.folder.history_file)
+        return history.read(self.folder.history_file, self.result["epoch"])
 
     @cached_property
     def scores(self) -> Scores | None:
@@ -126,17 +126,28 @@ class Collection:
 
 
 def collect(paths: Sequence[Path]) -> list[Collection]:
-    """A collection for each study, and one for the runs of each task that were named by themselves."""
+    """A collection for each study, and one for the runs of each task that were named by themselves.
+
+    A run that is damaged is left out and named among the unfinished ones, unless there is no other.
+    """
     studies: list[Collection] = []
     single: dict[str, list[Run]] = {}
+    left_out: list[PskdError] = []
     for path in paths:
-        if is_study(path):
-            studies.append(_of_study(Study.load(path)))
-        else:
-            run = _open(path)
-            single.setdefault(run.config.task, []).append(run)
+        try:
+            if is_study(path):
+                studies.append(_of_study(Study.load(path)))
+            else:
+                run = _open(path)
+                single.setdefault(run.config.task, []).append(run)
+        except PskdError as error:
+            left_out.append(error)
+    if left_out and not studies and not single:
+        raise left_out[0]
     titles = {task: f"Runs of {task}" if len(single) > 1 else "Runs" for task in single}
-    return studies + [_of_runs(titles[task], runs) for task, runs in single.items()]
+    found = studies + [_of_runs(titles[task], runs) for task, runs in single.items()]
+    lines = [f"left out: {error}" for error in left_out]
+    return [replace(found[0], unfinished=[*found[0].unfinished, *lines]), *found[1:]] if lines else found
 
 
 def is_plain(config: Config) -> bool:
@@ -162,7 +173,12 @@ def _of_study(study: Study) -> Collection:
             unfinished.append(cell.name)
             continue
         labels = tuple(label for axis, label in cell.labels.items() if axis != "seed")
-        rows.setdefault(labels, (cell, []))[1].append(_open(folder, show.split))
+        try:
+            run = _open(folder, show.split)
+        except PskdError as error:
+            unfinished.append(f"left out: {cell.name}: {error}")
+            continue
+        rows.setdefault(labels, (cell, []))[1].append(run)
     if not rows:
         raise PskdError(f"{study.folder} has no finished cell yet: pskd study status tells how far it is")
     made = [
@@ -207,5 +223,8 @@ def _setting(key: str, value: Any) -> str:
 
 
 def _open(path: Path, split: str = "test") -> Run:
+    """A finished run, all of whose files are as they should be."""
     folder = RunFolder(path)
-    return Run(folder, folder.config(), folder.result(), split)
+    run = Run(folder, folder.config(), folder.result(), split)
+    run.epochs, run.history, run.scores  # noqa: B018  # read now, that nothing damaged comes up in the middle of a page
+    return run

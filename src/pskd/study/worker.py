@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -23,8 +24,11 @@ from pskd.runs.folder import InUse
 from pskd.runs.trust import check_model, within_itself
 from pskd.study.cells import Cell, Study
 from pskd.study.queue import OPEN, AfterEpoch, CellReturned, Queue, Standing, State, time_left
+from pskd.study.storage import PATIENCE, Away, impatient
 
 POLL = 1.0  # seconds between two looks at the queue
+CREW = "PSKD_CREW"  # the process id of a worker's owner, for the worker to notice its death
+MAY_PASS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT)
 MANY = 8  # workers at most by default on a machine without accelerators: each holds a model and its data
 
 
@@ -52,7 +56,7 @@ class Worker:
         study = self.queue.study
         folder = study.run_folder(cell.key)
         self.say(f"\n{cell.name}: {folder}")
-        self.training = True
+        self.training, patience = True, self.queue.storage.patience
         try:
             while not self.asked:
                 try:
@@ -64,12 +68,23 @@ class Worker:
                     return 0.0 if name is None else float(result[name])
                 except InUse:  # a worker that was thought dead is still at it
                     time.sleep(POLL)
+                except PskdError as error:
+                    patience = self._waits_for_the_disk(error, patience)
             raise CellReturned
         except loop.Interrupted:
             self.asked = True
             raise CellReturned from None
         finally:
             self.training = False
+
+    def _waits_for_the_disk(self, error: PskdError, patience: float) -> float:
+        """Wait a little where the run folder cannot be written for now; returns the seconds that are left to wait."""
+        cause = error.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in MAY_PASS or patience <= 0:
+            raise error
+        self.say(f"{error}; trying again")
+        time.sleep(pause := min(patience, 5 * POLL))
+        return patience - pause
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -94,8 +109,11 @@ def _watch(stop_is_asked: Callable[[], bool]) -> Iterator[None]:
     over = threading.Event()
 
     def look() -> None:
+        asked = False
         while not over.wait(2 * POLL):
-            if stop_is_asked():
+            with contextlib.suppress(Away), impatient():  # asked again when it is back
+                asked = stop_is_asked() or _is_orphan()
+            if asked:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 
@@ -111,9 +129,13 @@ def _watch(stop_is_asked: Callable[[], bool]) -> Iterator[None]:
 class Crew:
     """Workers as processes of this machine, each with its share of the cores, or with a GPU of its own."""
 
-    def __init__(self, study: Study, count: int, storage: str | None) -> None:
-        self.study, self.count, self.storage = study, count, storage
-        self.processes = [self._start(number) for number in range(count)]
+    def __init__(self, study: Study, count: int, storage: str | None, patience: float = PATIENCE) -> None:
+        self.study, self.count, self.storage, self.patience = study, count, storage, patience
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        for number in range(self.count):
+            self.processes.append(self._start(number))
 
     def alive(self) -> int:
         """How many are at work; one that was killed is replaced."""
@@ -123,11 +145,20 @@ class Crew:
         return sum(process.poll() is None for process in self.processes)
 
     def stop(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
+        """Ask every worker to save and leave, and wait for that; another Ctrl-C meanwhile ends them at once."""
+
+        def end(_number: int, _frame: Any) -> None:
+            for process in self.processes:
+                process.kill()  # a run can be killed at any instant
+
+        before = signal.signal(signal.SIGINT, end)
+        try:
+            for process in self.processes:
                 process.terminate()
-        for process in self.processes:
-            process.wait()
+            for process in self.processes:
+                process.wait()
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def log(self, number: int) -> Path:
         return self.study.folder / f"worker-{number}.log"
@@ -135,7 +166,9 @@ class Crew:
     def _start(self, number: int) -> subprocess.Popen[bytes]:
         threads = str(max(1, (os.cpu_count() or 1) // self.count))
         environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **_own_gpu(number), **_url(self.storage)}
+        environment[CREW] = str(os.getpid())
         command = [sys.executable, "-m", "pskd", "study", "work", str(self.study.folder)]
+        command += ["--patience", f"{self.patience / 60:g}"]
         command += ["--allow-code"] if self.study.allow_code else []
         with open_own(self.log(number), "ab") as log:
             # In a session of its own: a Ctrl-C reaches the crew's owner alone, who then asks every worker once.
@@ -144,13 +177,19 @@ class Crew:
             )
 
 
-def run(study: Study, count: int | None, storage: str | None, say: Callable[[str], None] = print) -> bool:
+def run(
+    study: Study,
+    count: int | None,
+    storage: str | None,
+    say: Callable[[str], None] = print,
+    patience: float = PATIENCE,
+) -> bool:
     """Train all cells of a study with workers on this machine; returns whether every one is done, or was pruned.
 
     Raises KeyboardInterrupt when the study is asked to stop, from here or from anywhere, before that.
     """
     study.save()
-    queue = Queue(study, storage)
+    queue = Queue(study, storage, patience=patience, say=say)
     stops = queue.stops
     queue.try_again()
     standings = queue.advance()
@@ -158,8 +197,9 @@ def run(study: Study, count: int | None, storage: str | None, say: Callable[[str
     say(f"{study.name}: {len(standings)} cells, {todo} to run, in {study.folder}")
     if todo:
         with _terminable():
-            crew = Crew(study, min(todo, count or default_workers()), storage)
+            crew = Crew(study, min(todo, count or default_workers()), storage, patience)
             try:
+                crew.start()
                 _attend(queue, crew, stops, say)
             finally:
                 crew.stop()
@@ -234,6 +274,12 @@ def default_workers() -> int:
     import torch
 
     return torch.cuda.device_count() or min(MANY, os.cpu_count() or 1)
+
+
+def _is_orphan() -> bool:
+    """Whether the process that started this worker, and would stop it, is gone."""
+    owner = os.environ.get(CREW, "")
+    return owner.isdecimal() and os.getppid() != int(owner)
 
 
 def _own_gpu(number: int) -> dict[str, str]:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from pskd import registry
 from pskd.config import Config
-from pskd.errors import PskdError
+from pskd.errors import PskdError, blamed, folded
+from pskd.models.modest import modest
 from pskd.runs import calibration, weights
 from pskd.runs.calibration import Calibration
 from pskd.runs.devices import usable_device
@@ -110,18 +111,20 @@ class Predictor(ABC):
         kind = registry.tasks.load(str(raw.get("task")), allow_code=allow_code).Predictor
         try:
             about = kind.about_class.model_validate(raw)
-            model = kind.build(about, allow_code=allow_code)
+            with modest(copies=1):
+                model = kind.build(about, allow_code=allow_code)
         except ValidationError as error:
             where = ".".join(str(part) for part in error.errors()[0]["loc"])
             raise PskdError(f"{path} does not say what model it holds ({where}: {error.errors()[0]['msg']})") from None
         except PskdError as error:
             raise PskdError(f"{path}: {error}") from error
         except Exception as error:  # whatever a library makes of options that a stranger wrote
-            raise PskdError(f"{path}: its model cannot be built ({type(error).__name__}: {error})") from error
+            raise PskdError(f"{path}: its model cannot be built ({type(error).__name__}: {folded(error)})") from error
         weights.load(model, path)
         folder = RunFolder(run)
         wanted = device or (folder.config().train.device if folder.config_file.is_file() else "auto")
-        predictor: Predictor = kind(run, about, model, usable_device(wanted))
+        with blamed(f"{path}: what is said of its model does not fit it"):
+            predictor: Predictor = kind(run, about, model, usable_device(wanted))
         if calibrated and kind.calibration_class is not None:
             predictor.calibration = calibration.read(path, kind.calibration_class)
         return predictor

@@ -8,13 +8,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from PIL import Image
 from torch.nn import functional as F
 
 from pskd.data.detection.scenes import Scenes
 from pskd.data.reason import reason
 from pskd.errors import PskdError
+from pskd.reading import check_file
 
 SLACK = 1.0  # pixels that a box may stick out, to be cut off: some tools count pixels from 0, others from 1
+
+
+LARGEST_SIDE = 2**24  # pixels of an image's side; float32 counts them exactly
+
+
+def check_side(*sides: int) -> None:
+    """Refuse a size that no image has."""
+    if max(sides) > LARGEST_SIDE:
+        raise ValueError(f"a side of {max(sides):,} pixels, the most allowed are {LARGEST_SIDE:,}")
 
 
 class Note(NamedTuple):
@@ -87,13 +98,11 @@ def _size(note: Note, root: Path, problems: Problems) -> tuple[int, int] | None:
     """The image's height and width; None if it is not there."""
     path = root / note.image
     try:
+        check_file(path)
         if note.size is not None:
-            path.stat()
             return note.size
-        from PIL import Image
-
         with Image.open(path) as image:
             return image.height, image.width
-    except OSError as error:
+    except (PskdError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         problems.add(f"{note.file}: its image '{path}' cannot be read ({reason(error)})")
         return None

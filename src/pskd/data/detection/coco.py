@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pskd import registry
-from pskd.data.detection.annotations import Note, Problems
+from pskd.data.detection.annotations import Note, Problems, check_side
 from pskd.data.detection.reading import DetectionData, Wanted, from_notes
 from pskd.data.reason import reason
-from pskd.errors import PskdError
+from pskd.errors import STUMBLES, PskdError
+from pskd.reading import read_json
+from pskd.space import free_bytes
 
 
 @registry.scenes.register("coco")
@@ -28,7 +29,7 @@ def coco_notes(root: Path, split: str, problems: Problems) -> tuple[list[Note], 
     name, _, folder = split.partition(":")
     file = root / name
     try:
-        tree = json.loads(file.read_text())
+        tree = read_json(file, int(min(free_bytes() / 20, 2**40)))
         once = partial(_once, file=file, problems=problems)
         kinds = once(once(tree["categories"], "id", "category"), "name", "category")
         categories = {item["id"]: str(item["name"]) for item in sorted(kinds, key=lambda item: item["id"])}
@@ -48,8 +49,9 @@ def coco_notes(root: Path, split: str, problems: Problems) -> tuple[list[Note], 
         raise PskdError(
             f"cannot read '{file}' ({reason(error)}): write a split as FILE.json:FOLDER, below data.root"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PskdError(f"'{file}' is not an annotation file in COCO's JSON ({error!r})") from error
+    except STUMBLES as error:
+        why = str(error) if isinstance(error, PskdError) else repr(error)
+        raise PskdError(f"'{file}' is not an annotation file in COCO's JSON ({why})") from error
     return notes, tuple(categories.values())
 
 
@@ -70,4 +72,5 @@ def _once(items: list[dict[str, Any]], key: str, what: str, *, file: Path, probl
 
 def _size(item: dict[str, Any]) -> tuple[int, int] | None:
     height, width = int(item.get("height", 0)), int(item.get("width", 0))
+    check_side(height, width)
     return (height, width) if height > 0 and width > 0 else None

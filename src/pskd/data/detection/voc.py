@@ -9,11 +9,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 from pskd import registry
-from pskd.data.detection.annotations import Note, Problems
+from pskd.data.detection.annotations import Note, Problems, check_side
 from pskd.data.detection.reading import DetectionData, Wanted, from_notes
 from pskd.data.reason import reason
-from pskd.errors import PskdError
+from pskd.errors import STUMBLES, PskdError
+from pskd.reading import check_file, read_text
 
+LARGEST_FILE = 10_000_000  # bytes of an annotation
 # fmt: off
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
@@ -61,11 +63,12 @@ def folder_notes(root: Path, split: str, problems: Problems) -> list[Note]:
     """``root``/ImageSets/Main/SPLIT.txt lists the names of files in ``root``/Annotations and ``root``/JPEGImages."""
     listing = root / "ImageSets" / "Main" / f"{split}.txt"
     try:
-        names = [line.split()[0] for line in listing.read_text().splitlines() if line.strip()]
+        names = [line.split()[0] for line in read_text(listing, 2**30).splitlines() if line.strip()]
         files = {os.path.splitext(name)[0]: name for name in sorted(os.listdir(root / "JPEGImages"))}
-    except OSError as error:
+    except (PskdError, OSError) as error:
+        file = getattr(error, "filename", None) or listing
         raise PskdError(
-            f"cannot read '{error.filename}' ({reason(error)}): data.root=... names a folder with ImageSets/Main/"
+            f"cannot read '{file}' ({reason(error)}): data.root=... names a folder with ImageSets/Main/"
             f"{split}.txt, Annotations and JPEGImages"
         ) from error
     pairs = (
@@ -79,7 +82,7 @@ def _notes(root: Path, files: Iterable[tuple[Any, Any]], problems: Problems) -> 
     for annotation, image in files:
         try:
             notes.append(_read(str(annotation), os.path.relpath(image, root)))
-        except (OSError, ElementTree.ParseError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except (OSError, ElementTree.ParseError, *STUMBLES, RecursionError) as error:
             problems.add(f"{annotation}: not an annotation in VOC's XML ({reason(error)})")
     return notes
 
@@ -87,9 +90,11 @@ def _notes(root: Path, files: Iterable[tuple[Any, Any]], problems: Problems) -> 
 def _read(file: str, image: str) -> Note:
     from torchvision.datasets import VOCDetection
 
+    check_file(file, LARGEST_FILE)
     tree = VOCDetection.parse_voc_xml(ElementTree.parse(file).getroot())["annotation"]
     size = tree.get("size") or {}
     height, width = int(float(size.get("height", 0))), int(float(size.get("width", 0)))
+    check_side(height, width)
     objects = []
     for item in tree["object"]:
         left, top, right, bottom = (float(item["bndbox"][edge]) for edge in ("xmin", "ymin", "xmax", "ymax"))

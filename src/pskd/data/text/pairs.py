@@ -9,8 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pskd import reading
 from pskd.data.reason import place, reason
 from pskd.errors import PskdError
+from pskd.space import free_bytes
+
+LONGEST_WORD = 10_000  # letters: an encoding is learnt from words, and takes the square of a word's length
 
 
 @dataclass
@@ -76,9 +80,16 @@ def folder_of(name: str, root: str | None) -> Path:
 def read_bytes(file: Path) -> bytes:
     """The content of a file, or of the same one with .gz behind its name."""
     packed = file.with_name(f"{file.name}.gz")
+    most = int(min(free_bytes() / 8, 2**40))  # text becomes several times as large
     try:
-        return file.read_bytes() if file.exists() or not packed.exists() else gzip.decompress(packed.read_bytes())
-    except (OSError, EOFError, zlib.error) as error:
+        if file.exists() or not packed.exists():
+            return reading.read_bytes(file, most)
+        with reading.open_file(packed) as opened, gzip.open(opened) as unpacked:
+            content = unpacked.read(most + 1)
+        if len(content) > most:
+            raise PskdError(f"unpacked it is larger than the {most:,} bytes that fit into memory")
+        return content
+    except (PskdError, OSError, EOFError, zlib.error) as error:
         raise PskdError(f"cannot read '{file}' or '{packed.name}' ({reason(error)}): check data.root") from error
 
 
@@ -107,6 +118,8 @@ def aligned(
                 text, bad[at] = "", "not UTF-8"
             if not text:
                 bad.setdefault(at, "empty")
+            elif len(text) > LONGEST_WORD and max(map(len, text.split())) > LONGEST_WORD:
+                bad.setdefault(at, f"with a word of more than {LONGEST_WORD:,} letters")
             texts.append(text)
         columns.append(texts)
     return Pairs(place, columns[0], columns[1], lines).without(bad, on_bad)

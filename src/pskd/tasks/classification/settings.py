@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pskd.config import base
-from pskd.config.base import Count, NotNegative, Positive, Section, Share
+from pskd.config.base import Count, Positive, Processes, Section, Share, Side
 from pskd.config.run import Config
 from pskd.settings import How
 
@@ -25,13 +25,13 @@ class DataConfig(base.DataConfig):
     name: str = "digits"
     download: Annotated[bool, How()] = False
     val_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    image_size: Count | None = None
+    image_size: Side | None = None
     num_classes: Annotated[int, Field(ge=2)] | None = None
     per_class: Count | None = None
     as_stored: bool = False
     noise: Annotated[float, Field(ge=0, lt=1)] = 0.0
     balance: bool = False
-    workers: Annotated[int, Field(ge=0), How()] = 2
+    workers: Annotated[Processes, How()] = 2
 
 
 class ModelConfig(base.ModelConfig):
@@ -60,15 +60,15 @@ class AugmentConfig(Section):
     """
 
     crop: Literal["pad", "resized", "random", "none"] = "pad"
-    pad: Annotated[int, Field(ge=0)] = 4
+    pad: Annotated[int, Field(ge=0, le=4096)] = 4
     flip: bool = True
-    jitter: NotNegative = 0.0
+    jitter: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     clamp: bool = True
-    lighting: NotNegative = 0.0
+    lighting: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     auto: Literal["none", "trivial"] = "none"
     erase: Share = 0.0
     mix: Literal["none", "cutout", "cutmix", "mixup", "mixup_cutmix"] = "none"
-    hole: Count = 8
+    hole: Side = 8
     beta: Positive = 1.0
     box: Literal["exact", "released"] = "exact"
     mix_probability: Share | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from pskd.models.heads import HeadedNet, HeadedOutput, deployed
 from pskd.plan import Step, Stretch
 from pskd.runs.balance import balanced
 from pskd.runs.group import Group
+from pskd.space import check_fits
 from pskd.targets import Targets
 from pskd.tasks.base import Evaluation, Shown, Task
 from pskd.tasks.classification.predictor import ClassPredictor, load_data, score_split
@@ -72,6 +74,9 @@ class Classification(Task):
         changes = config.augment
         kept = ("crop", "pad", "flip", "jitter", "lighting", "clamp", "auto", "erase")
         self.augment = Augment(self.data.view, **{name: getattr(changes, name) for name in kept})
+        if changes.crop == "pad" and changes.pad > max(self.data.view.size):
+            raise PskdError(f"augment.pad={changes.pad} is larger than the images of {self.data.view.size}")
+        self._check_fits()
         if changes.mix == "cutout" and changes.hole > min(self.data.view.size):
             raise PskdError(f"augment.hole={changes.hole} is larger than the images of {self.data.view.size}")
         self.teacher: nn.Module | None = None
@@ -105,6 +110,16 @@ class Classification(Task):
 
     def class_counts(self) -> Tensor:
         return self.data.train.labels.bincount(minlength=self.num_classes)
+
+    def _check_fits(self) -> None:
+        """Refuse batches of images that are larger than the memory."""
+        pixels, train = self.data.view.channels * math.prod(self.data.view.size), self.config.train
+        samples = max(min(train.batch_size, self.num_samples) // train.accumulate, 1)
+        check_fits(
+            2 * 4 * samples * pixels,
+            f"a batch of {samples} images of {self.data.view.size} pixels",
+            "take a smaller batch_size or data.image_size, or a larger train.accumulate",
+        )
 
     def provide(self, method: Method) -> None:
         super().provide(method)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from pskd.config import base
-from pskd.config.base import Count, EvalConfig, Section, Share
+from pskd.config.base import Count, EvalConfig, Processes, Section, Share, Side
 from pskd.config.run import Config
 from pskd.settings import How, Place
 
@@ -30,10 +30,10 @@ class DataConfig(base.DataConfig):
     val_images: Count | None = None
     test_images: Count | None = None
     classes: tuple[str, ...] = ()
-    image_size: Count = 600
-    max_size: Count = 1000
+    image_size: Side = 600
+    max_size: Side = 1000
     on_bad: Literal["refuse", "skip"] = "refuse"
-    workers: Annotated[int, Field(ge=0), How()] = 2
+    workers: Annotated[Processes, How()] = 2
 
 
 class ModelConfig(base.ModelConfig):
@@ -54,7 +54,7 @@ class ModelConfig(base.ModelConfig):
     frozen: Annotated[int, Field(ge=0)] = 0
     statistics: Literal["frozen", "trained"] = "frozen"
     finest_stride: Count = 4
-    anchors: tuple[Count, ...] = ()
+    anchors: tuple[Side, ...] = ()
     rois: Count = 512
     pyramid_width: Count = 256
     box_width: Count = 1024
@@ -66,7 +66,7 @@ class AugmentConfig(Section):
     """`sizes` are shorter sides in pixels of which each training image draws one; by default data.image_size."""
 
     flip: bool = True
-    sizes: tuple[Count, ...] = ()
+    sizes: tuple[Side, ...] = ()
 
 
 class DetectionConfig(Config):

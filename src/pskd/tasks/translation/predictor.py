@@ -15,16 +15,18 @@ from torch import Tensor, nn
 
 from pskd.config import Config
 from pskd.data.text import sources
-from pskd.data.text.pairs import TextData
+from pskd.data.text.pairs import LONGEST_WORD, TextData
 from pskd.data.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
 from pskd.errors import PskdError
 from pskd.models import seq2seq
 from pskd.models.seq2seq import POSITIONS, Seq2Seq
+from pskd.reading import open_file
 from pskd.runs.group import Group
 from pskd.runs.trust import plain_options
 from pskd.tasks.predictor import About, Answer, Predictor
 from pskd.tasks.translation.scores import Encoded, translate_split
 
+LONGEST_LINE = 1_000_000  # bytes
 BATCH = 64  # sentences that are translated at a time
 
 
@@ -152,16 +154,28 @@ def seq2seq_model(settings: dict[str, Any], vocabulary: int) -> Seq2Seq:
 
 
 def _lines(files: Sequence[str], texts: Sequence[str]) -> Iterator[str | PskdError]:
-    yield from texts
+    yield from (_sentence(text.encode(errors="surrogateescape"), "--text") for text in texts)
     for name in files or (["-"] if not texts else []):
         if name == "-" and sys.stdin.isatty():
             raise PskdError('which text? for example: pskd predict RUN --text "Guten Morgen", or a file, or a pipe')
         try:
-            with open(0 if name == "-" else name, "rb", closefd=name != "-") as file:
-                for number, raw in enumerate(file, 1):
-                    try:
-                        yield raw.decode("utf-8").rstrip("\r\n")
-                    except UnicodeDecodeError:
-                        yield PskdError(f"{name}, line {number}: not UTF-8")
+            with open(0, "rb", closefd=False) if name == "-" else open_file(name) as file:
+                number = 0
+                while raw := file.readline(LONGEST_LINE + 1):
+                    number += 1
+                    yield _sentence(raw, f"{name}, line {number}")
         except OSError as error:
             yield PskdError(f"cannot read '{name}' ({error.strerror})")
+        except PskdError as error:
+            yield error
+
+
+def _sentence(raw: bytes, where: str) -> str | PskdError:
+    """A line of text, or why it is none."""
+    try:
+        text = raw.decode("utf-8").rstrip("\r\n")
+    except UnicodeDecodeError:
+        return PskdError(f"{where}: not UTF-8")
+    if len(raw) > LONGEST_LINE or max(map(len, text.split()), default=0) > LONGEST_WORD:
+        return PskdError(f"{where}: a line of more than {LONGEST_LINE:,} bytes, or a word of {LONGEST_WORD:,} letters")
+    return text

@@ -24,7 +24,7 @@ class DataConfig(base.DataConfig):
     source: str = "de"
     target: str = "en"
     test: str | None = None
-    vocabulary: Annotated[int, Field(ge=10)] = 10_000
+    vocabulary: Annotated[int, Field(ge=10, le=10_000_000)] = 10_000
     max_length: Count = 256
     on_bad: Literal["refuse", "skip"] = "refuse"
     pairs: Count | None = None
@@ -50,7 +50,7 @@ class EvalConfig(base.EvalConfig):
     """`batch_size` are sentences; `beam` and `length_penalty` are those of the search for a translation."""
 
     batch_size: Count = 64
-    beam: Count = 5
+    beam: Annotated[int, Field(ge=1, le=1000)] = 5
     length_penalty: NotNegative = 1.0
 
 

@@ -1,0 +1,1 @@
+"""What the fuzzer is made of: odd values, generators of cases, and the judge that runs them (`benchmarks/fuzz.py`)."""

@@ -1,0 +1,127 @@
+"""How a command ends: one line and an exit code, whatever ends it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pskd.cli import ending
+from pskd.errors import PskdError
+
+
+@pytest.fixture(autouse=True)
+def own_handler() -> Iterator[None]:
+    before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    yield
+    signal.signal(signal.SIGINT, before)
+    sys.unraisablehook = hook
+
+
+ENDS = {
+    "a mistake": (PskdError("two\nlines"), 2, "pskd: two lines\n"),
+    "the system": (OSError(errno.EISDIR, "Is a directory", "there"), 2, "pskd: there: this is a folder, not a file"),
+    "a full disk": (OSError(errno.ENOSPC, "No space left"), 2, "pskd: the disk is full"),
+    "memory": (MemoryError(), 2, "pskd: there is not enough memory"),
+    "torch's memory": (
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        2,
+        "pskd: there is not enough memory",
+    ),
+    "depth": (RecursionError("maximum"), 2, "pskd: something that was read is nested too deeply"),
+    "a reader that left": (BrokenPipeError(), 2, ""),
+    "Ctrl-C": (KeyboardInterrupt(), 130, "pskd: stopped\n"),
+    "our own mistake": (KeyError("x"), 70, "pskd: unexpected KeyError: 'x'"),
+}
+
+
+@pytest.mark.parametrize(("error", "code", "line"), ENDS.values(), ids=ENDS)
+def test_every_end_has_a_line_and_a_code(
+    error: BaseException, code: int, line: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def work() -> None:
+        with ending.ended():
+            raise error
+
+    with pytest.raises(SystemExit) as stop:
+        work()
+    said = capfd.readouterr().err
+    assert stop.value.code == code
+    assert said.startswith(line)
+    assert said.count("\n") == bool(line)
+
+
+def test_ctrl_c_many_times_is_heard_once(capfd: pytest.CaptureFixture[str]) -> None:
+    def many() -> None:
+        for _ in range(20):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def work() -> None:
+        with ending.ended():
+            try:
+                many()
+            finally:
+                many()  # while it is being dealt with
+
+    with pytest.raises(SystemExit) as stop:
+        work()
+    assert (stop.value.code, capfd.readouterr().err) == (130, "pskd: stopped\n")
+
+
+def pskd(*words: str, shell: str = "", **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pskd", *words]
+    if shell:
+        command = ["/bin/sh", "-c", f'"$@" {shell}', "sh", *command]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("shell", [">&-", ">/dev/full", "| true"])
+def test_standard_output_that_is_closed_or_full(shell: str, tmp_path: Path) -> None:
+    """The first file that is opened must not take the place of standard output either."""
+    done = pskd("recipes", "ls", shell=shell, cwd=tmp_path)
+    assert done.returncode in (0, 2)
+    assert "Traceback" not in done.stderr
+    assert done.stderr in ("", "pskd: the disk is full; free some space, then run it again\n")
+    assert (done.returncode == 2) == (shell == ">/dev/full")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_does_not_know_a_letter(encoding: str) -> None:
+    done = pskd("train", "n\u4e00", env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "1"})
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "\\u4e00" in done.stderr
+
+
+@pytest.mark.parametrize("after", [0.3, 1.0])
+def test_ctrl_c_while_modules_are_loaded(after: float, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pskd", "train", "digits", "epochs=1000", "--out", "run"]
+    started = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    time.sleep(after)
+    for _ in range(20):
+        started.send_signal(signal.SIGINT)
+        time.sleep(0.005)
+    said = started.communicate(timeout=60)[1]
+    assert started.returncode == 130
+    assert said.count("\n") == 1
+    assert said.startswith("pskd: stopped")
+
+
+@pytest.mark.parametrize("variables", [{"RANK": "1"}, {"RANK": "x"}, {"RANK": "0", "WORLD_SIZE": "2"}])
+def test_variables_of_torchrun_without_torchrun(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from pskd.runs.group import own_rank
+
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    assert own_rank() == 0
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(PskdError, match="torchrun"):
+        own_rank()

@@ -1,0 +1,144 @@
+"""Files and sizes that others chose: bounded before anything is allocated."""
+
+from __future__ import annotations
+
+import os
+import resource
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from processes import exit_code, in_child
+from torch import nn
+
+from pskd.config.yaml_file import MOST_NODES, parsed_yaml
+from pskd.errors import PskdError, blamed, folded
+from pskd.models import create
+from pskd.models.modest import modest
+from pskd.reading import open_file, read_json, read_npz, read_text
+from pskd.space import check_fits, free_bytes, shown
+
+
+def test_only_ordinary_files_are_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(b"x" * 11)
+    handles = len(os.listdir("/proc/self/fd"))
+    for place, why in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "pipe", "is a pipe"),
+        (Path("/dev/zero"), "is a device"),
+        (tmp_path / "none", "No such file"),
+        (tmp_path / ("x" * 300), "too long"),
+        (tmp_path / "large", "11 bytes, more than the 10"),
+        (Path("a\0b"), "no name of a file"),
+    ):
+        with pytest.raises(PskdError, match=why):
+            open_file(place, most=10)
+    assert len(os.listdir("/proc/self/fd")) == handles
+
+
+def test_text_and_json_say_what_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    for content, why in (
+        (b"\xff", "no text in UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"{", "not valid JSON"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(PskdError, match=why):
+            read_json(file, 10**6)
+    file.write_bytes(b"{}")
+    assert (read_json(file, 10), read_text(file, 10)) == ({}, "{}")
+
+
+def test_an_archive_is_not_unpacked_beyond_the_memory(tmp_path: Path) -> None:
+    file = tmp_path / "x.npz"
+    np.savez(file, a=np.arange(3))
+    assert read_npz(file)["a"].tolist() == [0, 1, 2]
+    lying = bytearray(file.read_bytes())
+    at = lying.index(b"PK\x01\x02") + 24  # the size that the archive's index gives
+    lying[at : at + 4] = struct.pack("<I", 2**32 - 2)
+    file.write_bytes(lying)
+
+    def limited() -> None:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**31, used + 2**31))
+        assert free_bytes() <= 2**31
+        with pytest.raises(PskdError, match=r"x\.npz needs 8\.6 GB of memory and there are"):
+            read_npz(file)
+
+    assert exit_code(in_child(limited)) == 0
+    file.write_bytes(b"PK no archive")
+    with pytest.raises(PskdError, match=r"no \.npz file of plain arrays"):
+        read_npz(file)
+
+
+def test_what_fits_is_said_in_words() -> None:
+    check_fits(1, "it", "shrink it")
+    with pytest.raises(PskdError, match=r"it needs 5\.0 PB|it needs 5,000\.0 TB of memory and there are .*: shrink it"):
+        check_fits(5e15, "it", "shrink it")
+    assert [shown(number) for number in (2e6, 3.25e9, 1e30)] == ["2.0 MB", "3.2 GB", "far more"]
+
+
+def nine_times(begin: str, wrap: str) -> str:
+    """Twelve lines of aliases, each of which stands for nine of the one before."""
+    lines = [wrap.format(n, ", ".join([f"*a{n - 1}"] * 9)) for n in range(1, 12)]
+    return "\n".join([begin, *lines])
+
+
+BOMBS = {
+    "merges": nine_times("a0: &a0 {x: 1}", "a{0}: &a{0} {{<<: [{1}]}}"),
+    "laughs": nine_times("a0: &a0 [x]", "a{0}: &a{0} [{1}]"),
+    "depth": "[" * 500_000,
+    "itself": "&a [*a]",
+    "a date": "2020-13-45",
+    "a tag": "!!int abc",
+    "a long number": "9" * 5000,
+    "a longer number": "0x" + "f" * 5000,
+    "code": "!!python/object/apply:os.mkdir [pwned]",
+    "half a letter": '"\\uD800"',
+    "NUL": '"\\0"',
+}
+
+
+@pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
+def test_yaml_that_would_not_end(text: str) -> None:
+    with pytest.raises(PskdError, match=r"^here.*: not valid YAML") as caught:
+        parsed_yaml(text, "here")
+    assert "\n" not in str(caught.value)
+
+
+def test_honest_yaml_is_read_with_its_aliases() -> None:
+    assert parsed_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2}\nc: [*a, *a]", "here")["b"] == {"x": 1, "y": 2}
+    assert len(parsed_yaml("[" + "1," * (MOST_NODES // 2) + "]", "here")) == MOST_NODES // 2
+
+
+TOO_LARGE = [("resnet8", {"width": 10**6}), ("resnet8", {"width": 10**12}), ("resnet", {"depth": 6 * 10**7 + 2})]
+
+
+@pytest.mark.parametrize(("name", "options"), TOO_LARGE)
+def test_a_model_that_does_not_fit_is_not_built(name: str, options: dict[str, int]) -> None:
+    with pytest.raises(PskdError, match=r"memory|less deep"), blamed("model"), modest():
+        create(name, 10, **options)
+
+
+def test_a_model_that_fits_is_built_as_ever() -> None:
+    torch.manual_seed(0)
+    plain = create("resnet8", 10)
+    torch.manual_seed(0)
+    with modest():
+        watched = create("resnet8", 10)
+    for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(PskdError, match="more than"), modest(copies=10**9):
+        nn.Linear(100, 100)
+    nn.Linear(100, 100)  # nobody is watched afterwards
+
+
+def test_messages_are_folded_and_never_say_to_unpickle() -> None:
+    advice = "Weights only load failed.\n(1) In PyTorch 2.6, re-running with weights_only=False may run code"
+    assert folded(advice) == "Weights only load failed."
+    with pytest.raises(PskdError, match=r"^it fails \(KeyError: 'x'\)$"), blamed("it fails"):
+        {}["x"]
