@@ -496,7 +496,7 @@ def whole(past: Past) -> Tensor:
 
 @pytest.mark.parametrize("past", pasts())
 @pytest.mark.parametrize("kind", ["indices", "mixed", "probabilities"])
-def test_alpha_of_its_own_is_the_square_of_what_the_past_gave_the_label(kind: str, past: Past) -> None:
+def test_alpha_of_its_own_is_the_fourth_power_of_what_the_past_gave_the_label(kind: str, past: Past) -> None:
     logits = logits_of(3, 4, seed=5).double().detach().requires_grad_()
     first, second, lam = torch.tensor([0, 3, 2]), torch.tensor([1, 1, 2]), torch.tensor([1.0, 0.3, 0.5]).double()
     q = F.one_hot(first, 4).double()
@@ -505,7 +505,7 @@ def test_alpha_of_its_own_is_the_square_of_what_the_past_gave_the_label(kind: st
         q = lam[:, None] * q + (1 - lam[:, None]) * F.one_hot(second, 4)
         targets = (first, second, lam) if kind == "mixed" else q
     alpha = trust(label_target(logits, targets), past)
-    expected = [(q[row] * whole(past)[row]).sum() ** 2 for row in range(3)]
+    expected = [(q[row] * whole(past)[row]).sum() ** 4 for row in range(3)]
     torch.testing.assert_close(alpha, torch.stack(expected))
 
 
@@ -525,7 +525,7 @@ def test_auto_by_hand_over_epochs(form: Literal["dense", "topk"]) -> None:
                 continue
             y = F.one_hot(labels[sample], K).double()
             past = rows.get(sample, y)
-            alpha = past[labels[sample]] ** 2 if sample in rows else 0.0
+            alpha = past[labels[sample]] ** 4 if sample in rows else 0.0
             q = (1 - alpha) * y + alpha * past
             terms.append(-(q * logits[sample].log_softmax(0)).sum())
         expected = torch.stack(terms).mean()
