@@ -21,8 +21,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     tree = parsed_yaml(read_text(path, LARGEST_FILE), str(path))
     if not isinstance(tree, dict):
         raise PskdError(f"{path}: expected settings as 'key: value' lines, found {type(tree).__name__}")
-    if strange := next((key for key in tree if not isinstance(key, str)), None):
-        raise PskdError(f"{path}: the setting {strange!r} is no name")
+    if strange := [key for key in tree if not isinstance(key, str)]:
+        raise PskdError(f"{path}: the setting {strange[0]!r} is no name")
     return tree
 
 
