@@ -63,7 +63,7 @@ class Range:
 Share = Annotated[float, Range(ge=0, le=1)]
 Positive = Annotated[float, Range(gt=0)]
 NotNegative = Annotated[float, Range(ge=0)]
-Count = Annotated[int, Range(ge=1, le=2**31 - 1)]
+Count = Annotated[int, Range(ge=1)]
 
 
 @dataclass(frozen=True)
