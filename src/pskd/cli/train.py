@@ -90,9 +90,7 @@ def tune(
     ],
     out: Annotated[Path | None, out_option("The folder of the search.  [default: runs/tune-RECIPE]")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Runs of each setting.")] = 3,
-    trials: Annotated[
-        int | None, typer.Option("--random", min=1, max=10_000, help="Draw so many at random.")
-    ] = None,
+    trials: Annotated[int | None, typer.Option("--random", min=1, max=10_000, help="Draw so many at random.")] = None,
     by: Annotated[str, typer.Option(help="A metric; or accuracy and calibration together.")] = "top1_error+ece",
     prune: Annotated[bool, typer.Option("--prune", help="Give up runs that are worse than the median.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="How many runs to train at a time.")] = None,
