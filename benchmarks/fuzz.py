@@ -138,6 +138,8 @@ def rage(cases: range, seed: int, kind: str | None = None, show: bool = False) -
         for number in cases:
             name, case, verdict = run_case(seed, number, templates, base / "case", kind)
             count[name] += 1
+            if count.total() % 100 == 0:
+                print(f"{count.total()} of {len(cases)} cases, {len(failures)} failed", file=sys.stderr, flush=True)
             if verdict.wrong:
                 words = " ".join(map(_shown, case.words))
                 said = verdict.said.strip()[-300:] if verdict.wrong.startswith("exit") else ""

@@ -9,7 +9,6 @@ from typing import Any
 from pskd import registry
 from pskd.data.detection.annotations import Note, Problems, check_side
 from pskd.data.detection.reading import DetectionData, Wanted, from_notes
-from pskd.data.reason import reason
 from pskd.errors import STUMBLES, PskdError
 from pskd.reading import read_json
 from pskd.space import free_bytes
@@ -30,6 +29,9 @@ def coco_notes(root: Path, split: str, problems: Problems) -> tuple[list[Note], 
     file = root / name
     try:
         tree = read_json(file, int(min(free_bytes() / 20, 2**40)))
+    except PskdError as error:
+        raise PskdError(f"cannot read '{file}' ({error}): write a split as FILE.json:FOLDER") from error
+    try:
         once = partial(_once, file=file, problems=problems)
         kinds = once(once(tree["categories"], "id", "category"), "name", "category")
         categories = {item["id"]: str(item["name"]) for item in sorted(kinds, key=lambda item: item["id"])}
@@ -45,13 +47,8 @@ def coco_notes(root: Path, split: str, problems: Problems) -> tuple[list[Note], 
         notes = [
             Note(str(file), str(Path(folder, item["file_name"])), _size(item), by_image[item["id"]]) for item in images
         ]
-    except OSError as error:
-        raise PskdError(
-            f"cannot read '{file}' ({reason(error)}): write a split as FILE.json:FOLDER, below data.root"
-        ) from error
     except STUMBLES as error:
-        why = str(error) if isinstance(error, PskdError) else repr(error)
-        raise PskdError(f"'{file}' is not an annotation file in COCO's JSON ({why})") from error
+        raise PskdError(f"'{file}' is not an annotation file in COCO's JSON ({error!r})") from error
     return notes, tuple(categories.values())
 
 
