@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -42,6 +43,16 @@ def real_data() -> Path:
                 subprocess.run([sys.executable, str(PACKED), str(cache), name], check=True, capture_output=True)
                 done.touch()
     return cache
+
+
+@pytest.fixture(autouse=True)
+def hears_ctrl_c() -> Iterator[None]:
+    """A command that has ended hears no Ctrl-C any more; the tests after it shall."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what was held back comes now
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

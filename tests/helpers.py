@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import warnings
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,10 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
 
 def pskd(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     """Exit code, output and errors of one command."""
-    before = signal.getsignal(signal.SIGINT)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         patch.setattr("sys.argv", ["pskd", *words])
         with pytest.raises(SystemExit) as stop:
             main()
-    signal.signal(signal.SIGINT, before)  # a command that ends hears no Ctrl-C any more
     out, err = capfd.readouterr()
     return int(stop.value.code or 0), out, err
 

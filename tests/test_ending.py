@@ -18,10 +18,9 @@ from pskd.errors import PskdError
 
 
 @pytest.fixture(autouse=True)
-def own_handler() -> Iterator[None]:
-    before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
+def own_hook() -> Iterator[None]:
+    hook = sys.unraisablehook
     yield
-    signal.signal(signal.SIGINT, before)
     sys.unraisablehook = hook
 
 

@@ -10,7 +10,7 @@ import typer
 
 from pskd import __version__
 from pskd.cli import export, predict, recipes, study, train, use  # noqa: F401  # their commands
-from pskd.cli.ending import ended, leave
+from pskd.cli.ending import INTERRUPTED, ended, leave
 from pskd.cli.options import app, show
 from pskd.errors import PskdError
 
@@ -42,5 +42,7 @@ def main() -> NoReturn:
             raise PskdError(f"{error.format_message()} (see pskd --help)") from None
         except typer.Abort:
             raise KeyboardInterrupt from None
+        if code == INTERRUPTED:  # what typer makes of a Ctrl-C
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     raise AssertionError  # a command has an end

@@ -30,6 +30,7 @@ class Interrupts:
             sys.unraisablehook = lambda _: None  # where it comes up in a destructor, Python would show a traceback
             raise KeyboardInterrupt
         if time.monotonic() - self.first > _PATIENCE:
+            os.write(2, b"pskd: stopped\n")
             os._exit(INTERRUPTED)
 
 
@@ -84,9 +85,8 @@ def _what(error: BaseException) -> tuple[int, str]:
 
 
 def _deaf() -> None:
-    """Nothing more can be interrupted: we are leaving."""
-    with contextlib.suppress(ValueError):
-        signal.signal(signal.SIGINT, lambda *_: None)
+    """Nothing more can be interrupted: we are leaving. Blocked, since Python's own end brings the default back."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def _flush() -> None:

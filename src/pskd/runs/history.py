@@ -94,6 +94,8 @@ def renew(path: Path) -> None:
     raw = np.fromfile(path, np.uint8)
     count = int.from_bytes(raw[: HEADER - 1].tobytes(), "little")
     old = block_size(count, 0)
+    if not old or old > len(raw):
+        raise PskdError(f"{path} is damaged: it holds no whole epoch; delete it to go on without")
     blocks = raw[HEADER : HEADER + (len(raw) - HEADER) // old * old].reshape(-1, old)
     none = np.full((len(blocks), count), np.nan, np.float16).view(np.uint8)
     write_atomic(path, header(count) + np.hstack((blocks[:, :-count], none, blocks[:, -count:])).tobytes())
