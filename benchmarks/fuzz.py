@@ -40,7 +40,7 @@ def surroundings(draw: random.Random, here: Path, templates: Templates) -> Case:
     kind = draw.choice(["closed", "pipe", "full", "interrupts", "interrupts", "encoding", "rank"])
     if kind == "interrupts":
         case.interrupts = draw.choice(
-            [(20, draw.uniform(0.02, 4)), (1, draw.uniform(0.0, 0.3)), (2, draw.uniform(0, 6))]
+            [(20, draw.uniform(0.3, 4)), (1, draw.uniform(0.3, 1)), (2, draw.uniform(0.3, 6))]
         )
     elif kind == "encoding":
         case.environment = {"PYTHONIOENCODING": draw.choice(["ascii", "latin-1", "utf-16", "cp1252"]), "LC_ALL": "C"}

@@ -18,11 +18,12 @@ import yaml
 from safetensors.torch import load, save
 
 from fuzzing.case import TINY, TINY_SCENES, Case, Templates
-from fuzzing.values import changed_tree, damaged
+from fuzzing.values import JSON_VALUES, changed_tree, damaged
 from pskd.runs.files import checksum
 
 NAMES = ["run", "run", "run", "$\\frac{$", "a\nb", "\udcff\udcfe", "<b>", "-x", "x" * 200, "a b", "%s{0}"]
 DEEP = "[" * 100_000
+STRANGE = [*JSON_VALUES, "evil:thing", "evil:thing"]  # a folder may name code, which must not be imported
 
 
 def run_folders(draw: random.Random, here: Path, templates: Templates) -> Case:
@@ -107,7 +108,7 @@ def _socket(place: Path) -> None:
 
 
 def _json(draw: random.Random, file: Path) -> None:
-    file.write_text(json.dumps(changed_tree(draw, json.loads(file.read_text()))))
+    file.write_text(json.dumps(changed_tree(draw, json.loads(file.read_text()), lambda: draw.choice(STRANGE))))
 
 
 def _json_lines(draw: random.Random, file: Path) -> None:
@@ -118,7 +119,7 @@ def _json_lines(draw: random.Random, file: Path) -> None:
 
 
 def _yaml(draw: random.Random, file: Path) -> None:
-    tree = changed_tree(draw, yaml.safe_load(file.read_text()))
+    tree = changed_tree(draw, yaml.safe_load(file.read_text()), lambda: draw.choice(STRANGE))
     text = json.dumps(tree) if "\\ud800" in repr(tree) else yaml.safe_dump(tree, sort_keys=False)
     file.write_text(text + "# end of settings\n")
 
@@ -152,7 +153,7 @@ def _weights(draw: random.Random, file: Path) -> None:
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     about, tensors = json.loads(header["__metadata__"]["pskd"]), load(content)
     if draw.random() < 0.7:
-        about = changed_tree(draw, about)
+        about = changed_tree(draw, about, lambda: draw.choice(STRANGE))
     else:
         name = draw.choice(list(tensors))
         new = [None, torch.zeros(3), tensors[name].double(), tensors[name] * torch.nan, tensors[name].to(torch.int32)]

@@ -12,7 +12,7 @@ WORDS = [
     *("nan", "inf", "-.inf", "1e400", "0x1F", "1:2:3", "1_000", "9" * 5000, "2020-13-45", "2020-01-01", "!!int abc"),
     *("!!binary x", "!!python/object/apply:os.mkdir [pwned]", "!!set {a}", "&a [*a]", "*a", "'", '"', "'\\0'", '"\\0"'),
     *("a" * 300, "x" * 5000, "../..", "/proc/x", "/dev/null", "/dev/zero", ".", "/", "a/b", "$\\frac{$", "%s", "{0}"),
-    *("\n", "a\nb", "\x1b[31mred", "\udcff", "\u202e", "💥", "evil:thing", "os:system", "timm:resnet18", "=", "a=b"),
+    *("\n", "a\nb", "\x1b[31mred", "\udcff", "\u202e", "💥", "timm:resnet18", "=", "a=b"),
     *("torchvision:vit_b_16", "torchvision:nothing", "transformers:t5", "ps_kd", "hard", "digits", "cpu", "cuda:7"),
     *("1000000 steps", "0.0001 epochs", "5 parsecs", "1e999 minutes", "<script>alert(1)</script>", "None", "-", "--"),
 ]
