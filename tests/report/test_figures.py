@@ -13,7 +13,9 @@ from pskd.study.results import Collection, Row
 
 def row(name: str, *records: dict[str, Any]) -> Row:
     numbered = [{"epoch": place + 1, "seconds": 1.0, "lr": 0.1, **record} for place, record in enumerate(records)]
-    run: Any = SimpleNamespace(epochs=numbered, metrics=records[-1].get("test", {}), scores=None, history=None)
+    run: Any = SimpleNamespace(
+        epochs=numbered, metrics=records[-1].get("test", {}), scores=None, history=None, predictions=lambda: None
+    )
     run.config = SimpleNamespace(method=SimpleNamespace(name=name))
     return Row({"method": name}, [run])
 

@@ -29,7 +29,7 @@ def page(finished: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_figures_and_tables_are_saved(page: Path, finished: Study) -> None:
     drawn = figures(collect([finished.folder])[0])
     kinds = {figure.kind for figure in drawn}
-    assert kinds == {"calibration", "risk_coverage", "reliability", "curves", "hard_examples", "rescaling"}
+    assert kinds == {"calibration", "risk_coverage", "reliability", "curves", "hard_examples", "rescaling", "confusion"}
     saved = {file.name for file in (page.parent / "figures").iterdir()}
     assert saved == {f"{figure.name}.{form}" for figure in drawn for form in FORMATS}
     assert all(file.stat().st_size > 1000 for file in (page.parent / "figures").iterdir())

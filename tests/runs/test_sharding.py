@@ -91,7 +91,10 @@ def test_a_spread_detector(tmp_path: Path) -> None:
     ("config", "message"),
     [
         (small("train.shard=true", "method.memory=snapshot"), "take method.memory=bank"),
-        (small("train.shard=true", "train.average=2"), "train.average and train.compile want the whole model"),
+        (
+            small("train.shard=true", "train.average=2"),
+            "train.average, train.ema and train.compile want the whole model",
+        ),
         (small("train.shard=true", "train.precision=fp16"), r"take train\.precision=bf16"),
         (resolve(read_recipe("translation/numbers"), ["train.shard=true"]), "whole output weights"),
     ],

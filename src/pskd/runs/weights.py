@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +30,26 @@ def save(model: nn.Module, path: Path, metadata: dict[str, Any], group: Group) -
         return
     beside, about = path.with_name(f".{path.name}.writing"), {_KEY: json.dumps(metadata)}
     beside.unlink(missing_ok=True)  # a link of this name would be followed
-    if state is None:
-        safetensors.torch.save_model(model, str(beside), metadata=about)  # which stores weights that are tied once
-    else:
-        safetensors.torch.save_file(state, str(beside), metadata=about)
+    with _as_os_errors(beside):
+        if state is None:
+            safetensors.torch.save_model(model, str(beside), metadata=about)  # which stores weights that are tied once
+        else:
+            safetensors.torch.save_file(state, str(beside), metadata=about)
     beside.chmod(0o644)  # safetensors makes it private
     to_disk(beside)
     beside.replace(path)
     to_disk(path.parent)
+
+
+@contextlib.contextmanager
+def _as_os_errors(path: Path) -> Iterator[None]:
+    """What the system says to safetensors' own writing, a full disk or no permission, as Python's writing says it."""
+    try:
+        yield
+    except SafetensorError as error:
+        if (number := re.search(r"os error (\d+)", str(error))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def load(model: nn.Module, path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 from sqlalchemy import event
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
 
 from pskd.errors import PskdError, folded
 from pskd.runs.files import link_error
@@ -55,18 +55,21 @@ class PatientStorage(RDBStorage):
 def _patient(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def repeated(self: PatientStorage, *arguments: Any, **options: Any) -> Any:
-        return waited(lambda: call(self, *arguments, **options), self.patience)
+        def once() -> Any:
+            _thread.inside = True
+            try:
+                return call(self, *arguments, **options)
+            finally:
+                _thread.inside = False
+
+        # A call inside of another is a step of its transaction, which is repeated as a whole.
+        return call(self, *arguments, **options) if getattr(_thread, "inside", False) else waited(once, self.patience)
 
     return repeated
 
 
 for _name, _call in vars(RDBStorage).items():
-    # Those with a session are steps of a transaction, which is repeated as a whole.
-    if (
-        inspect.isfunction(_call)
-        and not _name.startswith("__")
-        and "session" not in inspect.signature(_call).parameters
-    ):
+    if inspect.isfunction(_call) and not _name.startswith("__"):  # Optuna's own cache calls private ones
         setattr(PatientStorage, _name, _patient(_call))
 
 
@@ -100,6 +103,8 @@ def waited(call: Callable[[], Any], patience: float, say: Callable[[str], None] 
 def may_pass(error: BaseException) -> bool:
     """Whether the database is only away, busy or not writable for now."""
     cause = error.__cause__ if isinstance(error, StorageInternalError) else error
+    if isinstance(cause, PendingRollbackError):  # what follows a connection that was lost
+        return True
     if not isinstance(cause, DBAPIError):
         return False
     if "sqlite" in type(cause.orig).__module__:
