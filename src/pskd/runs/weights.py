@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,15 @@ def save(model: nn.Module, path: Path, metadata: dict[str, Any], group: Group) -
         return
     beside, about = path.with_name(f".{path.name}.writing"), {_KEY: json.dumps(metadata)}
     beside.unlink(missing_ok=True)  # a link of this name would be followed
-    if state is None:
-        safetensors.torch.save_model(model, str(beside), metadata=about)  # which stores weights that are tied once
-    else:
-        safetensors.torch.save_file(state, str(beside), metadata=about)
+    try:
+        if state is None:
+            safetensors.torch.save_model(model, str(beside), metadata=about)  # which stores weights that are tied once
+        else:
+            safetensors.torch.save_file(state, str(beside), metadata=about)
+    except SafetensorError as error:  # what the system refuses comes as text
+        if (number := re.search(r"os error (\d+)", str(error))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
     beside.chmod(0o644)  # safetensors makes it private
     to_disk(beside)
     beside.replace(path)

@@ -18,7 +18,7 @@ from typing import Any
 from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 from sqlalchemy import event
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
 
 from pskd.errors import PskdError, folded
 from pskd.runs.files import link_error
@@ -55,7 +55,13 @@ class PatientStorage(RDBStorage):
 def _patient(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def repeated(self: PatientStorage, *arguments: Any, **options: Any) -> Any:
-        return waited(lambda: call(self, *arguments, **options), self.patience)
+        if getattr(_thread, "inside", False):  # a step of a call that is repeated as a whole
+            return call(self, *arguments, **options)
+        _thread.inside = True
+        try:
+            return waited(lambda: call(self, *arguments, **options), self.patience)
+        finally:
+            _thread.inside = False
 
     return repeated
 
@@ -100,6 +106,8 @@ def waited(call: Callable[[], Any], patience: float, say: Callable[[str], None] 
 def may_pass(error: BaseException) -> bool:
     """Whether the database is only away, busy or not writable for now."""
     cause = error.__cause__ if isinstance(error, StorageInternalError) else error
+    if isinstance(cause, PendingRollbackError):
+        return True  # the connection was lost in the middle of a call
     if not isinstance(cause, DBAPIError):
         return False
     if "sqlite" in type(cause.orig).__module__:
