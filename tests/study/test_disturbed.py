@@ -46,7 +46,9 @@ def work(study: Study, url: str | None = None, **options: Any) -> None:
 
 
 def all_done(study: Study, url: str | None = None) -> bool:
-    return all(standing.state is State.DONE for standing in Queue(study, url).standings().values())
+    standings = Queue(study, url).standings().values()
+    print(*standings, sep="\n")  # what a failure shows
+    return all(standing.state is State.DONE for standing in standings)
 
 
 def wait_for(what: Callable[[], object]) -> None:

@@ -100,6 +100,7 @@ class Manifest(BaseModel):
     """The checksums of a checkpoint's files."""
 
     files: dict[str, str]
+    sizes: dict[str, Whole] = {}
 
 
 def checked(kind: type[Kind], tree: Any, path: Path | str, advice: str) -> Kind:

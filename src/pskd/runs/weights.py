@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,26 +28,19 @@ def save(model: nn.Module, path: Path, metadata: dict[str, Any], group: Group) -
         return
     beside, about = path.with_name(f".{path.name}.writing"), {_KEY: json.dumps(metadata)}
     beside.unlink(missing_ok=True)  # a link of this name would be followed
-    with _as_os_errors(beside):
+    try:
         if state is None:
             safetensors.torch.save_model(model, str(beside), metadata=about)  # which stores weights that are tied once
         else:
             safetensors.torch.save_file(state, str(beside), metadata=about)
+    except SafetensorError as error:  # what the system refuses comes as text
+        if (number := re.search(r"os error (\d+)", str(error))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
     beside.chmod(0o644)  # safetensors makes it private
     to_disk(beside)
     beside.replace(path)
     to_disk(path.parent)
-
-
-@contextlib.contextmanager
-def _as_os_errors(path: Path) -> Iterator[None]:
-    """What the system says to safetensors' own writing, a full disk or no permission, as Python's writing says it."""
-    try:
-        yield
-    except SafetensorError as error:
-        if (number := re.search(r"os error (\d+)", str(error))) is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def load(model: nn.Module, path: Path) -> None:

@@ -55,21 +55,24 @@ class PatientStorage(RDBStorage):
 def _patient(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def repeated(self: PatientStorage, *arguments: Any, **options: Any) -> Any:
-        def once() -> Any:
-            _thread.inside = True
-            try:
-                return call(self, *arguments, **options)
-            finally:
-                _thread.inside = False
-
-        # A call inside of another is a step of its transaction, which is repeated as a whole.
-        return call(self, *arguments, **options) if getattr(_thread, "inside", False) else waited(once, self.patience)
+        if getattr(_thread, "inside", False):  # a step of a call that is repeated as a whole
+            return call(self, *arguments, **options)
+        _thread.inside = True
+        try:
+            return waited(lambda: call(self, *arguments, **options), self.patience)
+        finally:
+            _thread.inside = False
 
     return repeated
 
 
 for _name, _call in vars(RDBStorage).items():
-    if inspect.isfunction(_call) and not _name.startswith("__"):  # Optuna's own cache calls private ones
+    # Those with a session are steps of a transaction, which is repeated as a whole.
+    if (
+        inspect.isfunction(_call)
+        and not _name.startswith("__")
+        and "session" not in inspect.signature(_call).parameters
+    ):
         setattr(PatientStorage, _name, _patient(_call))
 
 
@@ -103,8 +106,8 @@ def waited(call: Callable[[], Any], patience: float, say: Callable[[str], None] 
 def may_pass(error: BaseException) -> bool:
     """Whether the database is only away, busy or not writable for now."""
     cause = error.__cause__ if isinstance(error, StorageInternalError) else error
-    if isinstance(cause, PendingRollbackError):  # what follows a connection that was lost
-        return True
+    if isinstance(cause, PendingRollbackError):
+        return True  # the connection was lost in the middle of a call
     if not isinstance(cause, DBAPIError):
         return False
     if "sqlite" in type(cause.orig).__module__:
