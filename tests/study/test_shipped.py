@@ -48,17 +48,22 @@ def cut(name: str, root: Path) -> list[str]:
         return [f"data.root={root / 'text'}", *TEXT]
     if name == "studies/detection_digits":
         return ["data.train_images=8", "data.test_images=4", "epochs=1", "digits:data.per_class=2", "digits:epochs=1"]
+    fashion = [f"data.root={root / 'fashion'}", "model.width=4", "seed=0,1"]
     if name == "studies/when_it_helps":
-        chosen = ("data.per_class=10,30", "epochs=10,30", "method.alpha=0.0,0.8", "seed=0,1")
-        return ["data=digits", "data.image_size=8", *SMALL_NET, *chosen]
+        return [*fashion, "data.per_class=10,30", "epochs=10,30", "method.alpha=0.0,0.8,auto"]
+    if name in ("studies/born_again", "studies/snapshot_distillation"):
+        return [*fashion, "data.per_class=5", "epochs=4"]
+    if name == "studies/self_distillation":
+        return [*fashion, "data=Fashion-MNIST", "data.per_class=5", "epochs=2"]
     return [*DIGITS, *(SMALL_NET if name == "studies/digits" else ())]
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The smallest ImageNet, VOC, Multi30k and IWSLT, each in its published layout."""
+    """The smallest ImageNet, Fashion-MNIST, VOC, Multi30k and IWSLT, each in its published layout."""
     folder = tmp_path_factory.mktemp("data")
     images(folder / "imagenet")
+    arrays(folder / "fashion")
     scenes(folder / "VOCdevkit")
     sentences(folder / "text")
     return folder
@@ -70,6 +75,17 @@ def images(folder: Path) -> None:
         place.mkdir(parents=True)
         for number in range(4):
             Image.fromarray(draw.integers(0, 255, (48, 48, 3), dtype=np.uint8)).save(place / f"{number}.png")
+
+
+def arrays(folder: Path) -> None:
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    for part, count in (("train", 300), ("t10k", 40)):
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        pixels = draw.integers(0, 128, (count, 28, 28), dtype=np.uint8) + 12 * labels[:, None, None]
+        for what, values in (("images-idx3", pixels), ("labels-idx1", labels)):
+            header = bytes((0, 0, 8, values.ndim)) + np.array(values.shape, ">i4").tobytes()
+            (folder / f"{part}-{what}-ubyte").write_bytes(header + values.tobytes())
 
 
 def scenes(folder: Path) -> None:
