@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from pskd.data import View
+from pskd.data.view import shorter_side
 from pskd.errors import PskdError
 
 PHOTO = View(3, (224, 224), 256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -152,3 +154,10 @@ def _png(image: Image.Image) -> io.BytesIO:
     file = io.BytesIO()
     image.save(file, "png")
     return file
+
+
+def test_the_size_of_what_cannot_be_read_is_not_known(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.png")  # which nobody will ever write to
+    (tmp_path / "text.png").write_text("no image")
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
+    assert [shorter_side(tmp_path / name) for name in ("pipe.png", "text.png", "a.png")] == [None, None, 30]

@@ -263,6 +263,7 @@ def test_progress_of_another_kind_is_refused(key: str, value: object, run: Path)
         torch.save({**checkpoint.load(folder, "progress"), key: value}, folder / "progress.pt")
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["files"]["progress.pt"] = checksum(folder / "progress.pt")
+        manifest["sizes"]["progress.pt"] = (folder / "progress.pt").stat().st_size
         (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(PskdError, match=r"checkpoint .* does not fit this run: progress\.pt is damaged"):
         train(None, run, resume=True)

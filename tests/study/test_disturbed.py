@@ -183,7 +183,15 @@ def test_one_clock_is_an_hour_off(tmp_path: Path) -> None:
         assert sum(line.startswith("epoch 3/3") for line in log.splitlines()) == 1
 
 
+def _readable_by_all(path: Path) -> bool:
+    return all(each.stat().st_mode & 0o005 == 0o005 for each in (path, *path.parents))
+
+
 def test_the_folder_is_read_only_for_a_while() -> None:
+    if os.getuid() == 0 and not (
+        _readable_by_all(Path(sys.prefix)) and _readable_by_all(Path(storage.__file__).parent)
+    ):
+        pytest.skip("root can write everywhere, and others cannot read this environment")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "study")
         study = small_study(folder, 2, epochs=6)

@@ -196,7 +196,7 @@ def test_the_comparison_has_every_method_with_the_same_training() -> None:
     assert {cell.config.method.name for cell in found} == set(methods.names())
     for data in ("Fashion-MNIST", "CIFAR-100"):
         shown = [cell.config for cell in found if cell.labels["data"] == data]
-        assert len(shown) == 24 * 5
+        assert len(shown) == 25 * 5
         assert len({repr((each.model, each.optim, each.train.epochs, each.train.batch_size)) for each in shown}) == 1
 
 

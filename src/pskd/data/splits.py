@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import signal
@@ -14,11 +13,10 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pskd.data.view import Source, View
+from pskd.data.view import Source, View, shorter_side
 from pskd.errors import PskdError
 
 
@@ -203,12 +201,8 @@ def typical_side(split: Split, looked_at: int = 9) -> int | None:
     if isinstance(split, InMemory) or not len(split):
         return None
     places = torch.linspace(0, len(split) - 1, min(looked_at, len(split))).long().tolist()
-    sides = []
-    for place in places:
-        source = split.source(place)
-        with contextlib.suppress(OSError), source if isinstance(source, Image.Image) else Image.open(source) as image:
-            sides.append(min(image.size))
-    return sorted(sides)[len(sides) // 2] if sides else None
+    sides = sorted(side for place in places if (side := shorter_side(split.source(place))) is not None)
+    return sides[len(sides) // 2] if sides else None
 
 
 @dataclass(frozen=True)

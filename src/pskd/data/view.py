@@ -124,6 +124,19 @@ def decode(source: Source, channels: int, as_stored: bool = False) -> Image.Imag
         raise PskdError(f"cannot read image '{os.fspath(name)}' ({reason(error)}): repair or remove it") from error
 
 
+def shorter_side(source: Source) -> int | None:
+    """Pixels of an image's shorter side; None where it cannot be read, which the training will say."""
+    if isinstance(source, Image.Image):
+        return min(source.size)
+    try:
+        if isinstance(source, (str, os.PathLike)):
+            check_file(source)
+        with Image.open(source) as image:
+            return min(image.size)
+    except Exception:  # as above
+        return None
+
+
 def _middle(image: Image.Image, limit: float) -> Image.Image:
     """A very long image's middle: of 1 x 10,000 pixels little is seen, but scaled up whole it would fill the memory."""
     if max(image.size) <= limit:
