@@ -187,6 +187,7 @@ def _sum_up(folder: Path) -> None:
     tree = json.loads(manifest.read_text()) if manifest.is_file() else {}
     if isinstance(tree, dict) and isinstance(tree.get("files"), dict):
         tree["files"] = {name: checksum(folder / name) for name in tree["files"] if (folder / str(name)).is_file()}
+        tree["sizes"] = {name: (folder / name).stat().st_size for name in tree["files"]}
         manifest.write_text(json.dumps(tree))
 
 
