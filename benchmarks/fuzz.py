@@ -136,7 +136,6 @@ def rage(
     failures: list[str] = []
     with tempfile.TemporaryDirectory(prefix="pskd-fuzz-") as place:
         base = Path(place)
-        base.chmod(0o755)
         with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
             templates = templates_in(base / "templates", images_only)
         for number in cases:
