@@ -53,7 +53,7 @@ def cut(name: str, root: Path) -> list[str]:
         return [*fashion, "data.per_class=10,30", "epochs=10,30", "method.alpha=0.0,0.8,auto"]
     if name in ("studies/born_again", "studies/snapshot_distillation"):
         return [*fashion, "data.per_class=5", "epochs=4"]
-    if name == "studies/self_distillation":
+    if name in ("studies/self_distillation", "studies/label_noise"):
         return [*fashion, "data=Fashion-MNIST", "data.per_class=5", "epochs=2"]
     return [*DIGITS, *(SMALL_NET if name == "studies/digits" else ())]
 
