@@ -51,9 +51,15 @@ def cut(name: str, root: Path) -> list[str]:
     fashion = [f"data.root={root / 'fashion'}", "model.width=4", "seed=0,1"]
     if name == "studies/when_it_helps":
         return [*fashion, "data.per_class=10,30", "epochs=10,30", "method.alpha=0.0,0.8,auto"]
+    if name == "studies/when_it_helps_cifar100":
+        return [*fashion, "data=fashion_mnist", "data.per_class=30", "epochs=10,30", "method.alpha=0.0,0.8,auto"]
     if name in ("studies/born_again", "studies/snapshot_distillation"):
         return [*fashion, "data.per_class=5", "epochs=4"]
-    if name in ("studies/self_distillation", "studies/label_noise"):
+    if name == "studies/better_memory":
+        return [*fashion, "data.per_class=30", "data.val_fraction=0.8", "epochs=2"]
+    if name == "studies/label_noise":
+        return [*fashion, "data=Fashion-MNIST", "data.per_class=5", "epochs=2", "data.noise=0.4"]
+    if name == "studies/self_distillation":
         return [*fashion, "data=Fashion-MNIST", "data.per_class=5", "epochs=2"]
     return [*DIGITS, *(SMALL_NET if name == "studies/digits" else ())]
 
