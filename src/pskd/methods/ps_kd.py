@@ -235,6 +235,8 @@ class PSKD(Remembering):
         take = taken(logits, labels, distilled)
         past = step.past(part, labels=labels, take=take)
         target = label_target(logits, targets, IGNORE_INDEX, weight)
+        if past is None and self.alpha == "auto":
+            alpha = 0.0  # what is not there is not trusted
         if past is not None:
             past = fitted(past, logits, take)
             alpha = trust(target, past) if self.alpha == "auto" else alpha
