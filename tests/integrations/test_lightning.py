@@ -163,22 +163,32 @@ def test_resume_at_the_end_and_in_the_middle_of_an_epoch(tmp_path: Path, memory:
         assert torch.equal(weight, resumed.state_dict()[name])
 
 
+def planned(epoch: int) -> list[list[int]]:
+    sampler = pskd.EpochSampler(N, BATCH, seed=3)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def epoch_loader() -> EpochLoader:
+    return EpochLoader(pskd.Indexed(TRAIN), pskd.EpochSampler(N, BATCH, seed=3))
+
+
 def test_an_epoch_loader_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     def run(path: Path | None) -> Module:
         module = Module()
         saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=9, save_top_k=-1)
-        loader = EpochLoader(pskd.Indexed(TRAIN), pskd.EpochSampler(N, BATCH, seed=3))
-        trainer(PSKDCallback(PROBLEM.bank()), saving).fit(module, loader, ckpt_path=path)
+        trainer(PSKDCallback(PROBLEM.bank()), saving).fit(module, epoch_loader(), ckpt_path=path)
         return module
-
-    def planned(epoch: int) -> list[list[int]]:
-        sampler = pskd.EpochSampler(N, BATCH, seed=3)
-        sampler.set_epoch(epoch)
-        return list(sampler)
 
     whole = run(None)
     assert whole.losses == by_hand(PROBLEM.bank(), PROBLEM.net(), planned)
     assert run(tmp_path / "step=9.ckpt").losses == whole.losses[9:]
+
+
+def test_an_epoch_that_is_cut_short_leaves_nothing_to_the_next() -> None:
+    module = Module()
+    trainer(PSKDCallback(PROBLEM.bank()), limit_train_batches=2).fit(module, epoch_loader())
+    assert module.losses == by_hand(PROBLEM.bank(), PROBLEM.net(), lambda epoch: planned(epoch)[:2])
 
 
 def test_a_batch_is_what_the_user_says_it_is() -> None:

@@ -19,8 +19,10 @@ from transformers import (
     BartConfig,
     BartForConditionalGeneration,
     BertConfig,
+    BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
+    DataCollatorForLanguageModeling,
     DataCollatorForSeq2Seq,
     DataCollatorForTokenClassification,
     GPT2Config,
@@ -185,6 +187,50 @@ def test_accumulation_changes_nothing(tmp_path: Path, kind: str, memory: str) ->
     assert results[0].training_loss == pytest.approx(results[1].training_loss, rel=1e-4)
 
 
+def test_a_causal_model_by_any_name_learns_the_next_token(tmp_path: Path) -> None:
+    """A class of one's own, and a collator that makes the labels: the first loss is the model's own."""
+
+    class Own(GPT2LMHeadModel):
+        pass
+
+    plain = network("causal")
+    model, train = Own(plain.config), drawn("causal").remove_columns("labels")
+    model.load_state_dict(plain.state_dict())
+    collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+    method = pskd.PSKD(1, memory=pskd.PredictionBank(rows_of(train, "input_ids"), WORDS))
+    settings = {"num_train_epochs": 1, "per_device_train_batch_size": N, "report_to": [], "use_cpu": True}
+    arguments = TrainingArguments(str(tmp_path), save_strategy="no", disable_tqdm=True, **settings)
+    made = PSKDTrainer(
+        model, arguments, train_dataset=indexed(train, "input_ids"), data_collator=collator, method=method
+    )
+    batch = collator([{"input_ids": words} for words in train["input_ids"]])
+    assert made.train().training_loss == pytest.approx(plain(**batch).loss.item(), rel=1e-5)
+    uncounted = PSKDTrainer(
+        model,
+        arguments,
+        train_dataset=indexed(train),
+        data_collator=collator,
+        method=pskd.PSKD(1, memory=pskd.PredictionBank(N, WORDS)),
+    )
+    with pytest.raises(PskdError, match="one row for each sample, but these have several labels"):
+        uncounted.train()
+
+
+def test_a_model_that_is_none_of_the_library_s(tmp_path: Path) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.EmbeddingBag(WORDS, 8), nn.Linear(8, K))
+
+        def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            return {"logits": self.net(input_ids)}
+
+    made = trainer(tmp_path, "sentences", model=Own())
+    before = weights(made.model)
+    made.train()
+    assert not torch.equal(weights(made.model), before)
+
+
 def test_class_weights_and_accumulation(tmp_path: Path) -> None:
     def made(**settings: Any) -> Any:
         bank = pskd.PredictionBank(rows_of(drawn("tokens")), K, dtype=torch.float32)
@@ -265,6 +311,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         trainer(tmp_path, "sentences", method=pskd.CSKD())
     with pytest.raises(PskdError, match="reduction='sum'"):
         trainer(tmp_path, "sentences", method=pskd.Hard(reduction="sum"))
+    answers = BertForQuestionAnswering(BertConfig(**(BERT | {"num_labels": 2})))
+    with pytest.raises(PskdError, match="start_positions, end_positions are several"):
+        trainer(tmp_path, "sentences", model=answers)
     bare = trainer(tmp_path, "sentences")
     bare.train_dataset = drawn("sentences")
     with pytest.raises(PskdError, match='a training batch has no "index"'):

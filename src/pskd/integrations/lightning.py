@@ -210,7 +210,8 @@ class EpochLoader:
     def __init__(self, dataset: Any, sampler: EpochSampler, **settings: Any) -> None:
         self.sampler = self  # where Lightning looks for set_epoch
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=sampler, **settings)
-        self._plan, self._steps, self._epoch, self._done = sampler, len(sampler), 0, 0
+        self._plan, self._steps, self._epoch = sampler, len(sampler), 0
+        self._start = self._done = 0  # where the next iteration begins, and what this one has given
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch = epoch
@@ -219,6 +220,7 @@ class EpochLoader:
         return self._steps
 
     def __iter__(self) -> Iterator[Any]:
+        self._done, self._start = self._start, 0  # an iteration that was broken off does not go on in the next
         self._plan.set_epoch(self._epoch, self._done)
         for batch in self._loader:
             self._done = (self._done + 1) % self._steps
@@ -228,7 +230,7 @@ class EpochLoader:
         return {"done": self._done}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self._done = state["done"]
+        self._start = self._done = state["done"]
 
 
 def _taken_off(batch: Any, where: Where) -> Any:

@@ -27,7 +27,6 @@ from pskd.methods.base import IGNORE_INDEX
 
 try:
     from transformers import Trainer, TrainerCallback
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     from pskd.integrations.files import load_state, save_state
 except ModuleNotFoundError as error:
@@ -92,9 +91,11 @@ class PSKDMixin:
             raise PskdError("label_smoothing_factor: the method takes the place of that loss; leave one of the two out")
         if method.reduction != "mean":
             raise PskdError(f"reduction={method.reduction!r}: a Trainer's loss is the mean; leave it out")
+        if len(names := trainer.label_names or ["labels"]) > 1:
+            raise PskdError(f"label_names: {', '.join(names)} are several, of which a method takes one")
         self.method = method
-        self._labels = trainer.label_names[0] if trainer.label_names else "labels"
-        self._shifts = type(_bare(trainer.model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+        self._labels = names[0]
+        self._shifts = _shifts_labels(_bare(trainer.model))
         self._items: Any = 1  # what a sum over the labels of an optimizer step, of all processes, is divided by
         memory = getattr(method, "memory", None)
         if isinstance(memory, Snapshot):
@@ -200,12 +201,20 @@ class PSKDMixin:
         if labels.ndim == 1 or labels.is_floating_point():
             return index
         real = self._shifted(labels) != IGNORE_INDEX
+        train: Any = self.train_dataset  # type: ignore[attr-defined]
+        rows = getattr(getattr(self.method, "memory", None), "num_samples", None)
+        if hasattr(train, "__len__") and rows == len(train) and bool((real.sum(1) > 1).any()):
+            raise PskdError(
+                "index: the bank has one row for each sample, but these have several labels: make a datasets.Dataset of"
+                " them, and name the column that the labels are, or are made of: indexed(train, COLUMN) and"
+                " rows_of(train, COLUMN)"
+            )
         return index[:, None] + (real.cumsum(1) - 1).clamp_min(0)
 
     def _with_decoder_inputs(self, inputs: dict[str, Any], labels: Tensor) -> dict[str, Any]:
         """What an encoder-decoder makes of its labels, which it is not given."""
         model = _bare(self.model_wrapped)  # type: ignore[attr-defined]
-        if not getattr(model.config, "is_encoder_decoder", False) or "decoder_input_ids" in inputs:
+        if not _is_encoder_decoder(model) or "decoder_input_ids" in inputs:
             return inputs
         if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
             return inputs
@@ -240,6 +249,16 @@ def _bare(model: Any) -> Any:
     while hasattr(model, "module"):
         model = model.module
     return model
+
+
+def _is_encoder_decoder(model: Any) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
+def _shifts_labels(model: Any) -> bool:
+    """Whether logits are those of the token after. Not asked by its name: people derive classes, and wrap them."""
+    generates = getattr(model, "can_generate", None)
+    return generates is not None and generates() and not _is_encoder_decoder(model)
 
 
 @contextlib.contextmanager
