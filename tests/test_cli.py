@@ -190,7 +190,7 @@ def test_without_the_workbench_the_extra_is_named(missing: str, tmp_path: Path) 
         cwd=tmp_path,
     )
     assert done.returncode == 2
-    assert f"needs {missing}: pip install 'pskd[workbench]'" in done.stderr
+    assert f"needs {missing}: pip install -e '.[workbench]'" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from PIL import Image
 
 from pskd import recipes
 from pskd.config import Config, resolve
 from pskd.data import published
 from pskd.models import seq2seq
 from pskd.registry import methods
+from pskd.tasks.classification.predictor import load_data
 from pskd.tasks.classification.start import resumed_classifier
 
 TASK = {name: recipes.read_recipe(name).get("task", "classification") for name in recipes.names()}
@@ -93,6 +97,19 @@ def test_laptop_scale_is_under_what_the_user_asks_for() -> None:
     assert config.train.epochs == 2
     assert config.data.per_class == 100
     assert config.model.options == {"blocks": [2, 2, 2, 2], "growth": 12}
+
+
+def test_laptop_scale_takes_what_there_is(tmp_path: Path) -> None:
+    """A folder of two classes with three images each: fewer classes and fewer images than the overlay keeps."""
+    for name in ("train/owl", "train/hen", "test/owl", "test/hen"):
+        (tmp_path / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (8, 8), (80 * number, 0, 0)).save(tmp_path / name / f"{number}.png")
+    words = ["scale=laptop", f"data.root={tmp_path}", "data.image_size=8", "data.num_classes=20"]
+    config = resolve(recipes.read_recipe("folder"), words)
+    assert config.data.per_class == 100
+    found = load_data(config)
+    assert (len(found.classes), len(found.train)) == (2, 6)
 
 
 def test_a_trunk_of_the_paper_is_what_its_recipe_trains() -> None:

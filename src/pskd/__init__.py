@@ -99,8 +99,11 @@ if TYPE_CHECKING:
     from pskd.linear_head import LinearHead
     from pskd.memory import Memory, PredictionBank, Snapshot
     from pskd.methods import (
+        BYOT,
         CRL,
         CSKD,
+        DDGSD,
+        DLB,
         ELR,
         OLS,
         PSKD,

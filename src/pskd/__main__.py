@@ -13,7 +13,9 @@ def main() -> NoReturn:
     try:
         from pskd.cli import main as command
     except ModuleNotFoundError as error:
-        print(f"pskd: the command line needs {error.name}: pip install 'pskd[workbench]'", file=sys.stderr)
+        from pskd.errors import installed_by
+
+        print(f"pskd: the command line needs {error.name}: {installed_by('workbench')}", file=sys.stderr)
         sys.exit(2)
     command()
 

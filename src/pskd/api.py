@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pskd.errors import PskdError
+from pskd.errors import PskdError, installed_by
 
 if TYPE_CHECKING:
     from pskd.config import Config
@@ -24,7 +24,7 @@ _NEEDED = (
 def need_workbench(what: str = "this command") -> None:
     """Refuse to go on without the libraries of the workbench."""
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        raise PskdError(f"{what} needs {', '.join(missing)}: pip install 'pskd[workbench]'")
+        raise PskdError(f"{what} needs {', '.join(missing)}: {installed_by('workbench')}")
 
 
 def train(*words: str, out: str | os.PathLike[str] | None = None, resume: bool = False) -> Run:

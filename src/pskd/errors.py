@@ -17,6 +17,11 @@ class PskdError(ValueError):
     """
 
 
+def installed_by(extra: str) -> str:
+    """How the libraries of an extra come to be installed: the one place that says so, until there is a release."""
+    return f"pip install -e '.[{extra}]' in a clone of pskd"
+
+
 def folded(text: object) -> str:
     """A message of several lines, another library's perhaps, as one; advice to unpickle is left out."""
     line = " ".join(str(text).split())

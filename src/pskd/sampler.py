@@ -26,7 +26,8 @@ class EpochSampler(Sampler[list[int]]):
         samples: the training set, or how many samples it has.
         batch_size: of this process, as of a DataLoader.
         seed: of the run; with the epoch, it is all that the order depends on.
-        num_replicas, rank: processes, and which this is; by default those of torch.distributed.
+        num_replicas: processes; by default those of torch.distributed.
+        rank: which of them this is; by default what torch.distributed says.
         hosts: machines with as many processes each; by default those of torchrun (GROUP_WORLD_SIZE).
 
     ``host`` and ``hosts`` are what the bank wants: ``PredictionBank(..., host=sampler.host, hosts=sampler.hosts)``.

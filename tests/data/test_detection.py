@@ -216,6 +216,7 @@ def test_so_many_images_are_drawn_by_the_seed(own: Path) -> None:
     options["train_images"] = 13
     with pytest.raises(PskdError, match=r"data\.train_images=13: there are 12"):
         load("voc_folder", own, ["train"], ["test"], **options)
+    assert len(load("voc_folder", own, ["train"], ["test"], at_most=True, **options).train) == 12
 
 
 def test_a_split_without_an_object_that_counts_is_refused(own: Path) -> None:

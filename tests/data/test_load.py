@@ -76,6 +76,16 @@ class TestSubsets:
         first, again, other = (data.load("digits", per_class=12, seed=seed).train.fingerprint for seed in (0, 0, 1))
         assert first == again != other
 
+    def test_sizes_that_are_caps_take_what_there_is(self):
+        whole = data.load("digits")
+        counts = whole.train.labels.bincount()
+        between = int(counts.min()) + 1
+        some = data.load("digits", per_class=between, num_classes=20, at_most=True)
+        assert some.train.labels.bincount().tolist() == counts.clamp(max=between).tolist()
+        assert data.load("digits", per_class=1000, at_most=True).train.fingerprint == whole.train.fingerprint
+        plain, capped = (data.load("digits", per_class=12, num_classes=4, at_most=cap) for cap in (False, True))
+        assert plain.train.fingerprint == capped.train.fingerprint
+
     def test_validation_samples_come_out_of_the_subset(self):
         some = data.load("digits", per_class=20, val_fraction=0.25)
         assert (len(some.train), len(some.val)) == (150, 50)

@@ -355,5 +355,5 @@ def test_two_hosts_put_their_rows_into_one_checkpoint(tmp_path: Path) -> None:
 def test_without_lightning_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
     monkeypatch.delitem(sys.modules, "pskd.integrations.lightning")
-    with pytest.raises(ModuleNotFoundError, match=r"needs lightning.pytorch: pip install 'pskd\[lightning\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"needs lightning.pytorch: pip install -e '\.\[lightning\]'"):
         importlib.import_module("pskd.integrations.lightning")

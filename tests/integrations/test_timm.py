@@ -219,5 +219,5 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_without_timm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm.task", None)
     monkeypatch.delitem(sys.modules, "pskd.integrations.timm")
-    with pytest.raises(ModuleNotFoundError, match=r"needs timm.task: pip install 'pskd\[timm\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"needs timm.task: pip install -e '\.\[timm\]'"):
         importlib.import_module("pskd.integrations.timm")

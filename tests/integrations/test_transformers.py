@@ -344,7 +344,7 @@ def test_a_state_file_is_checked(tmp_path: Path) -> None:
 def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.delitem(sys.modules, "pskd.integrations.transformers")
-    with pytest.raises(ModuleNotFoundError, match=r"needs transformers: pip install 'pskd\[transformers\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"needs transformers: pip install -e '\.\[transformers\]'"):
         importlib.import_module("pskd.integrations.transformers")
 
 

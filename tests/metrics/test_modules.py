@@ -179,7 +179,9 @@ def test_without_torchmetrics_the_functions_work_and_a_class_names_the_extra() -
         "except ModuleNotFoundError as error: print(error)"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == "pskd.metrics.TopKError needs torchmetrics: pip install 'pskd[workbench]'"
+    assert (
+        printed.strip() == "pskd.metrics.TopKError needs torchmetrics: pip install -e '.[workbench]' in a clone of pskd"
+    )
 
 
 def test_every_public_name_exists_and_others_are_refused() -> None:

@@ -98,7 +98,7 @@ def test_torchvision_classifiers_with_a_second_head_have_one_output() -> None:
 @pytest.mark.parametrize(("library", "extra"), [("timm", "timm"), ("torchvision", "workbench")])
 def test_a_missing_library_names_the_extra(library: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)  # what import finds where the library is not installed
-    with pytest.raises(PskdError, match=rf"needs {library}: pip install 'pskd\[{extra}\]'"):
+    with pytest.raises(PskdError, match=rf"needs {library}: pip install -e '\.\[{extra}\]'"):
         models.create(f"{library}:resnet18", num_classes=10)
 
 

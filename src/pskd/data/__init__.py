@@ -32,6 +32,7 @@ def load(
     num_classes: int | None = None,
     per_class: int | None = None,
     noise: float = 0.0,
+    at_most: bool = False,
     **options: Any,
 ) -> ImageData:
     """Load a data set.
@@ -46,6 +47,8 @@ def load(
         num_classes: keep the first so many classes only.
         per_class: keep so many training samples of each class only.
         noise: the part of the training labels that is replaced by another class; the other splits keep theirs.
+        at_most: ``num_classes`` and ``per_class`` are upper bounds, and data that has less is taken as it is; otherwise
+            it is refused.
         **options: the data set's own, such as ``download``; one that it does not have is refused unless it is off.
     """
     loader = registry.data.find(name)
@@ -68,9 +71,9 @@ def load(
     if image_size is not None and not sized and isinstance(data.train, InMemory):
         data = subsets.smaller(data, image_size)
     if num_classes is not None:
-        data = subsets.first_classes(data, num_classes)
+        data = subsets.first_classes(data, min(num_classes, len(data.classes)) if at_most else num_classes)
     if per_class is not None:
-        data = subsets.few_per_class(data, per_class, seed)
+        data = subsets.few_per_class(data, per_class, seed, at_most=at_most)
     if val_fraction:
         data = subsets.hold_out(data, val_fraction, seed)
     if noise:

@@ -17,7 +17,7 @@ from torch import Tensor
 from pskd import registry
 from pskd.data.columns import SPLITS, classes_of, drawn_test, needed_column
 from pskd.data.reason import reason
-from pskd.errors import PskdError
+from pskd.errors import PskdError, installed_by
 
 PREFIX = "hf:"
 HASHED = 1024  # bytes of each image
@@ -132,7 +132,7 @@ def _loaded(source: str, download: bool) -> dict[str, Any]:
     try:
         import datasets
     except ImportError as error:
-        raise PskdError(f"data={PREFIX}{source} needs datasets: pip install 'pskd[hf]'") from error
+        raise PskdError(f"data={PREFIX}{source} needs datasets: {installed_by('hf')}") from error
     folder = Path(source).expanduser()
     if not folder.is_dir() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
         raise PskdError(f"data={PREFIX}{source}: there is no such folder, and it is no name of the Hub, user/name")

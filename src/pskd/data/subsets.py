@@ -64,17 +64,17 @@ def seen_as(data: ImageData, view: View) -> ImageData:
     return replace(data, view=view, **seen)
 
 
-def few_per_class(data: ImageData, per_class: int, seed: int) -> ImageData:
-    """The data set with ``per_class`` training samples of each class."""
+def few_per_class(data: ImageData, per_class: int, seed: int, *, at_most: bool = False) -> ImageData:
+    """The data set with ``per_class`` training samples of each class, or at most so many."""
     labels = data.train.labels
     counts = labels.bincount(minlength=len(data.classes))
     smallest = int(counts.argmin())
-    if not 1 <= per_class <= counts[smallest]:
+    if per_class < 1 or (per_class > counts[smallest] and not at_most):
         raise PskdError(
             f"data.per_class={per_class}: take 1 to {counts[smallest]}, "
             f"the number of training images of class '{data.classes[smallest]}'"
         )
-    keep = drawn_per_class(labels, torch.full_like(counts, per_class), seed, "per_class")
+    keep = drawn_per_class(labels, counts.clamp(max=per_class), seed, "per_class")
     return replace(data, train=data.train.subset(keep.nonzero().squeeze(1)))
 
 

@@ -13,7 +13,7 @@ from pskd.data.folder import photo_view
 from pskd.data.image_data import ImageData
 from pskd.data.reason import place, reason
 from pskd.data.splits import OnDisk
-from pskd.errors import PskdError
+from pskd.errors import PskdError, installed_by
 
 Columns = dict[str, list[str]]
 
@@ -87,7 +87,7 @@ def _parquet(file: Path) -> Columns:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise PskdError(f"'{file}' needs pyarrow: pip install 'pskd[hf]', or save it as CSV") from error
+        raise PskdError(f"'{file}' needs pyarrow: {installed_by('hf')}, or save it as CSV") from error
     try:
         table = pyarrow.parquet.read_table(file)
     except (OSError, pyarrow.ArrowException) as error:

@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 from pskd import registry
 from pskd.config import Config, OptimConfig, flat
 from pskd.config.base import TrainConfig
-from pskd.errors import PskdError
+from pskd.errors import PskdError, installed_by
 from pskd.methods.base import Method, Surroundings
 from pskd.runs import devices
 from pskd.runs.group import Group, meet_again
@@ -30,7 +30,7 @@ def accelerator(config: Config, out: Path) -> Iterator[Accelerator]:
     settings = config.train
     for tracker in settings.trackers:
         if find_spec(tracker) is None:
-            raise PskdError(f"train.trackers: {tracker} is not installed: pip install 'pskd[{tracker}]'")
+            raise PskdError(f"train.trackers: {tracker} is not installed: {installed_by(tracker)}")
     meet_again()
     AcceleratorState._reset_state()  # or a second training in one process would keep the first one's precision
     accelerator = Accelerator(

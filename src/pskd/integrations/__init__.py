@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pskd.errors import installed_by
+
 
 def missing(module: str, extra: str, error: ImportError) -> ModuleNotFoundError:
     """What to raise where the library of an integration is not installed: one line that names the extra."""
-    return ModuleNotFoundError(
-        f"pskd.integrations.{module} needs {error.name}: pip install 'pskd[{extra}]'", name=error.name
-    )
+    return ModuleNotFoundError(f"pskd.integrations.{module} needs {error.name}: {installed_by(extra)}", name=error.name)

@@ -52,8 +52,8 @@ class PredictionBank(Memory):
             then shares it; ``state_dict`` is what survives.
         device: where rows held in memory live.
         fingerprint: identity of the data set (``Indexed(dataset).fingerprint``); a state filled for another is refused.
-        host, hosts: this bank holds the samples i with ``i % hosts == host`` only, so that each of several machines
-            keeps the rows of the samples that it trains on.
+        host: which of ``hosts`` machines this is: the bank holds the samples i with ``i % hosts == host`` only.
+        hosts: machines, each of which keeps the rows of the samples that it trains on.
         max_age: epochs after which a row counts as missing, counted from when its sample was last in a batch; None
             serves rows of any age.
         momentum: m in [0, 1): a row becomes ``m * row + (1 - m) * p``; the first record of a sample, and one whose row

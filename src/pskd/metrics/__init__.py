@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pskd.errors import installed_by
 from pskd.metrics.functional import (
     ReliabilityBins,
     RiskCoverage,
@@ -72,7 +73,7 @@ def __getattr__(name: str) -> Any:
     try:
         modules = import_module("pskd.metrics.modules")
     except ModuleNotFoundError as error:
-        hint = f"pskd.metrics.{name} needs torchmetrics: pip install 'pskd[workbench]'"
+        hint = f"pskd.metrics.{name} needs torchmetrics: {installed_by('workbench')}"
         raise ModuleNotFoundError(hint, name=error.name) from error
     return getattr(modules, name)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pskd.errors import PskdError
+from pskd.errors import PskdError, installed_by
 from pskd.models.first_weights import HeadLayer, cache_only, head_of, tensors_only, with_channels
 
 LIBRARIES = {"torchvision": "workbench", "timm": "timm"}  # and the extra that brings each
@@ -25,9 +25,7 @@ def create_external(name: str, num_classes: int, in_channels: int, options: dict
     try:
         module = import_module(library)
     except ImportError as error:
-        raise PskdError(
-            f"model {name!r} needs {library}: pip install 'pskd[{LIBRARIES[library]}]' ({error})"
-        ) from error
+        raise PskdError(f"model {name!r} needs {library}: {installed_by(LIBRARIES[library])} ({error})") from error
     build = _torchvision if library == "torchvision" else _timm
     try:
         with tensors_only():

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pskd.errors import PskdError
+from pskd.errors import PskdError, installed_by
 from pskd.runs.files import one_line_errors, write_atomic
 from pskd.tasks.predictor import Deployed
 
@@ -69,7 +69,7 @@ def _exported(deployed: Deployed) -> torch.export.ExportedProgram:
 
 def _write_onnx(program: torch.export.ExportedProgram, about: dict[str, Any], path: Path) -> None:
     if missing := [name for name in ("onnx", "onnxruntime", "onnxscript") if find_spec(name) is None]:
-        raise PskdError(f"--format onnx needs {', '.join(missing)}: pip install 'pskd[onnx]'")
+        raise PskdError(f"--format onnx needs {', '.join(missing)}: {installed_by('onnx')}")
     names = {"input_names": ["image"], "output_names": ["probabilities"]}
     try:
         made = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, **names)  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ class Wanted:
         root: the folder that holds the files.
         classes: by default all that the training annotations name.
         download: fetch what is missing.
+        at_most: take fewer where there are not so many as ``counts`` say, instead of refusing.
         skip_bad: leave out what is wrong with the annotations and note it, instead of refusing.
         seed: of ``counts``, of all but the test images.
     """
@@ -38,6 +39,7 @@ class Wanted:
     classes: Sequence[str] = ()
     download: bool = False
     skip_bad: bool = False
+    at_most: bool = False
     seed: int = 0
 
 
@@ -77,7 +79,7 @@ def from_notes(
     for split, count in wanted.counts.items():
         total = len(scenes[split])
         if count is not None and splits[split]:
-            if count > total:
+            if count > total and not wanted.at_most:
                 raise PskdError(f"data.{split}_images={count}: there are {total} in {', '.join(splits[split])}")
             seed = 0 if split == "test" else wanted.seed
             drawn = shuffled(torch.arange(total), seed=seed, epoch=0, stream=f"{split} images")[:count]

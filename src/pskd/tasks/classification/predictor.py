@@ -219,6 +219,7 @@ def load_data(config: Any) -> ImageData:
         image_size=settings.image_size,
         num_classes=settings.num_classes,
         per_class=settings.per_class,
+        at_most=config.scale == "laptop",
         **{name: value for name, value in settings.model_dump().items() if name not in known},
     )
 

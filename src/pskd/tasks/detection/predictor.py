@@ -188,6 +188,7 @@ def load_data(config: Any) -> DetectionData:
         classes=settings.classes,
         download=settings.download,
         skip_bad=settings.on_bad == "skip",
+        at_most=config.scale == "laptop",
         seed=config.train.seed,
     )
 
