@@ -6,8 +6,11 @@ import torch
 from PIL import Image
 
 from pskd.augment import Augment
+from pskd.augment.geometry import ATTEMPTS, random_boxes
 from pskd.data import View
+from pskd.data.pictures import FromSource
 from pskd.errors import PskdError
+from pskd.random import uniform
 
 RGB = View(3, (32, 32), None, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 RAW = View(3, (32, 32), None, (0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))  # normalising changes nothing
@@ -23,7 +26,8 @@ SETTINGS = {
 def test_a_random_crop_is_a_part_of_an_image_of_256_pixels_as_it_is():
     pixels = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
     view = View(3, (224, 224), 256, RGB.mean, RGB.std)
-    opened = Augment(view, crop="random").open(Image.fromarray(pixels), torch.tensor([7]), seed=0, epoch=1)
+    picture = FromSource(Image.fromarray(pixels), view)
+    opened = Augment(view, crop="random").open([picture], torch.tensor([7]), seed=0, epoch=1)[0]
     windows = torch.from_numpy(pixels).permute(2, 0, 1).unfold(1, 224, 1).unfold(2, 224, 1)[:, :, :, 0, 0]
     places = (windows == opened[:, None, None, 0, 0]).all(0).nonzero().tolist()
     crops = [torch.from_numpy(pixels[y : y + 224, x : x + 224]).permute(2, 0, 1) for y, x in places]
@@ -131,3 +135,38 @@ def test_a_gpu_gives_the_same_crops():
     images, index = photos(100), torch.arange(100)
     here = Augment(RGB)(images, index, seed=0, epoch=0)
     assert torch.equal(here, Augment(RGB)(images.cuda(), index.cuda(), seed=0, epoch=0).cpu())
+
+
+def literal_jitter(image: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
+    """The colours of one image (3, H, W), change by change, without any short cut."""
+    orders = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
+    for change in orders[int(numbers[3] * 6)]:
+        factor = 1 + strength * (2 * numbers[change] - 1)
+        grey = (image[0] * 0.299 + image[1] * 0.587 + image[2] * 0.114)[None]
+        mean = grey.round().sum(dtype=torch.int64) / grey.numel()
+        other = (torch.tensor(0.0), mean, grey)[change]
+        image = (image * factor + other * (1 - factor)).clamp(0, 255)
+    return image
+
+
+def test_photos_come_out_to_the_bit_as_if_opened_cut_and_coloured_one_by_one():
+    """Whatever is done in batches, in parts of them or without copies: this is what it has to be."""
+    draw = np.random.default_rng(0)
+    images = [Image.fromarray(draw.integers(0, 256, (200 + 9 * n, 300, 3), dtype=np.uint8)) for n in range(9)]
+    view, index = View(3, (224, 224), 256, RGB.mean, RGB.std), torch.arange(30, 39)
+    augment = Augment(view, crop="resized", jitter=0.4)
+    opened = augment.open([FromSource(image, view) for image in images], index, seed=1, epoch=2)
+    inputs = augment(opened, index, seed=1, epoch=2, opened=True)
+    for place, image in enumerate(images):
+        own = index[place : place + 1]
+        numbers = uniform(own, seed=1, epoch=2, stream="box", draws=2 * ATTEMPTS + 2)
+        top, left, height, width = random_boxes(numbers, image.height, image.width)[0].tolist()
+        cut = image.crop((left, top, left + width, top + height)).resize((224, 224), Image.Resampling.BILINEAR)
+        expected = torch.from_numpy(np.array(cut)).permute(2, 0, 1).float()
+        if uniform(own, seed=1, epoch=2, stream="place", draws=3)[0, 2] < 0.5:
+            expected = expected.flip(2)
+        expected = literal_jitter(expected, uniform(own, seed=1, epoch=2, stream="jitter", draws=4)[0], 0.4)
+        factor, shift = (torch.tensor(values)[:, None, None] for values in (
+            [1 / (255 * std) for std in view.std], [-mean / std for mean, std in zip(view.mean, view.std, strict=True)]
+        ))  # fmt: skip
+        assert torch.equal(inputs[place], expected * factor + shift)

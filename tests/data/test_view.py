@@ -14,6 +14,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from pskd.data import View
+from pskd.data.pictures import FromSource
 from pskd.data.view import shorter_side
 from pskd.errors import PskdError
 
@@ -126,7 +127,7 @@ def test_broken_images_are_named_in_one_line(tmp_path: Path):
 def test_cut_is_torchvisions_resized_crop():
     image = picture(100, 80)
     expected = v2.functional.resized_crop(image, 10, 20, 50, 60, [32, 32])
-    pixels = SMALL.cut(image, (20, 10, 80, 60))
+    pixels = FromSource(image, SMALL).cut((10, 20, 50, 60))
     assert torch.equal(pixels, v2.functional.pil_to_tensor(expected))
 
 

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pskd.tensors import constant
+
 # The part of the image's area and the aspect ratios that a random resized crop takes, and how often it tries.
 AREA = (0.08, 1.0)
 RATIO = (3 / 4, 4 / 3)
@@ -42,8 +44,8 @@ def shifted_crop(images: Tensor, top: Tensor, left: Tensor, pad: int) -> Tensor:
 
 def random_boxes(
     uniform: Tensor,
-    height: int,
-    width: int,
+    height: int | Tensor,
+    width: int | Tensor,
     areas: tuple[float, float] = AREA,
     ratios: tuple[float, float] = RATIO,
 ) -> Tensor:
@@ -54,18 +56,19 @@ def random_boxes(
 
     Args:
         uniform: (B, 2 * ATTEMPTS + 2) numbers in [0, 1).
-        height, width: of the images, in pixels.
+        height, width: of the images, in pixels: of all, or (B) int64 of each.
 
     Returns:
         (B, 4) int64: top, left, height, width.
     """
     tries, place = uniform[:, :-2].view(-1, ATTEMPTS, 2), uniform[:, -2:]
-    area = height * width * (areas[0] + (areas[1] - areas[0]) * tries[..., 0])
+    height, width = _of_each(height, uniform.device), _of_each(width, uniform.device)
+    area = (height * width)[:, None] * (areas[0] + (areas[1] - areas[0]) * tries[..., 0])
     low, high = (math.log(ratio) for ratio in ratios)
     ratio = torch.exp(low + (high - low) * tries[..., 1])
     heights, widths = (area / ratio).sqrt().round().long(), (area * ratio).sqrt().round().long()  # (B, ATTEMPTS)
 
-    fits = (heights > 0) & (heights <= height) & (widths > 0) & (widths <= width)
+    fits = (heights > 0) & (heights <= height[:, None]) & (widths > 0) & (widths <= width[:, None])
     found, first = fits.any(dim=1), fits.int().argmax(dim=1, keepdim=True)
     largest_height, largest_width = _largest_within_ratio(height, width)
     box_height = torch.where(found, heights.gather(1, first).squeeze(1), largest_height)
@@ -76,19 +79,27 @@ def random_boxes(
     return torch.stack((top, left, box_height, box_width), dim=1)
 
 
-def shifted_boxes(uniform: Tensor, height: int, width: int) -> Tensor:
+def shifted_boxes(uniform: Tensor, height: int | Tensor, width: int | Tensor) -> Tensor:
     """Boxes of ``PART`` of either side, anywhere inside an image; arguments and result are those of `random_boxes`."""
-    size = torch.tensor((round(PART * height), round(PART * width)), device=uniform.device)
-    free = torch.tensor((height, width), device=uniform.device) - size
-    return torch.cat(((uniform[:, -2:] * (free + 1)).long(), size.expand(len(uniform), 2)), dim=1)
+    sides = torch.stack((_of_each(height, uniform.device), _of_each(width, uniform.device)), dim=1)
+    size = _rounded(PART * sides.double()).expand(len(uniform), 2)
+    return torch.cat(((uniform[:, -2:] * (sides - size + 1)).long(), size), dim=1)
 
 
-def _largest_within_ratio(height: int, width: int) -> tuple[int, int]:
-    if width < height * RATIO[0]:
-        return round(width / RATIO[0]), width
-    if width > height * RATIO[1]:
-        return height, round(height * RATIO[1])
-    return height, width
+def _of_each(side: int | Tensor, device: torch.device) -> Tensor:
+    return side if isinstance(side, Tensor) else constant((side,), torch.int64, device)
+
+
+def _rounded(number: Tensor) -> Tensor:
+    return number.round().long()
+
+
+def _largest_within_ratio(height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+    low, high = width < height.double() * RATIO[0], width > height.double() * RATIO[1]
+    return (
+        torch.where(low, _rounded(width.double() / RATIO[0]), height),
+        torch.where(high, _rounded(height.double() * RATIO[1]), width),
+    )
 
 
 def resized_crop(images: Tensor, boxes: Tensor) -> Tensor:

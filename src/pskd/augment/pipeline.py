@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,9 +12,11 @@ from torch import Tensor
 from pskd.augment import colour, geometry
 from pskd.augment.erasing import erase
 from pskd.augment.trivial import trivial_augment
-from pskd.data.view import Source, View
+from pskd.data.pictures import Picture
+from pskd.data.view import View
 from pskd.errors import PskdError
 from pskd.random import uniform
+from pskd.tensors import cached_parts
 
 Crop = Literal["pad", "resized", "random", "none"]
 BOXES = ("resized", "random")  # crops that are a box of the image, resized
@@ -61,24 +64,25 @@ class Augment:
         if self.lighting and self.view.channels != 3:
             raise PskdError(f"augment.lighting={self.lighting} needs colour images, these are grey: set it to 0")
 
-    def open(self, source: Source, index: Tensor, *, seed: int, epoch: int) -> Tensor:
-        """Read one image: a random box of it for the crops that are resized, else the central view.
+    def open(self, pictures: Sequence[Picture], index: Tensor, *, seed: int, epoch: int) -> Tensor:
+        """The pixels of some images: a random box of each for the crops that are resized, else the central view.
 
-        Boxes are cut out of the file's full resolution, so this part is done image by image, where files are decoded.
+        Boxes are cut out of the full resolution, so this part is done where files are decoded.
 
         Args:
-            index: (1,) int64, the sample's number.
+            index: (B,) int64, the samples' numbers.
 
         Returns:
-            (C, H, W) uint8 of the view's size; call the object on a batch of them with ``opened=True``.
+            (B, C, H, W) uint8 of the view's size; call the object on them with ``opened=True``.
         """
         if self.crop in BOXES:
-            image = self.view.decode(source)
-            top, left, height, width = self._boxes(image.height, image.width, index, seed, epoch)[0].tolist()
-            pixels = self.view.cut(image, (left, top, left + width, top + height))
+            sizes = torch.tensor([picture.size for picture in pictures])
+            boxes = self._boxes(*sizes.unbind(1), index, seed, epoch).tolist()
+            opened = [picture.cut(tuple(box)) for picture, box in zip(pictures, boxes, strict=True)]
         else:
-            pixels = self.view.open(source)
-        return trivial_augment(pixels[None], index, seed=seed, epoch=epoch)[0] if self.auto == "trivial" else pixels
+            opened = [picture.seen() for picture in pictures]
+        pixels = torch.stack(opened)
+        return trivial_augment(pixels, index, seed=seed, epoch=epoch) if self.auto == "trivial" else pixels
 
     def __call__(self, images: Tensor, index: Tensor, *, seed: int, epoch: int, opened: bool = False) -> Tensor:
         """Augment and normalise a batch on the device where it is.
@@ -92,7 +96,22 @@ class Augment:
         Returns:
             (B, C, H, W) float32, normalised.
         """
-        places = uniform(index, seed=seed, epoch=epoch, stream="place", draws=3)
+        drawn = {
+            name: uniform(index, seed=seed, epoch=epoch, stream=name, draws=draws)
+            for name, draws, wanted in (("place", 3, True), ("jitter", 4, self.jitter), ("lighting", 6, self.lighting))
+            if wanted
+        }
+        inputs = torch.empty(images.shape, device=images.device)
+        for part in cached_parts(images):
+            numbers = {name: values[part] for name, values in drawn.items()}
+            self._augment(images[part], index[part], seed, epoch, opened, numbers, inputs[part])
+        return inputs
+
+    def _augment(
+        self, images: Tensor, index: Tensor, seed: int, epoch: int, opened: bool, drawn: dict[str, Tensor], out: Tensor
+    ) -> None:
+        """Write what becomes of some images with their random numbers ``drawn`` to ``out``."""
+        places = drawn["place"]
         if self.crop in BOXES and not opened:
             images = geometry.resized_crop(images, self._boxes(images.shape[2], images.shape[3], index, seed, epoch))
         if self.crop == "pad" and self.pad:
@@ -104,17 +123,14 @@ class Augment:
             whole = images.round().to(torch.uint8) if images.is_floating_point() else images
             images = trivial_augment(whole, index, seed=seed, epoch=epoch)
         if self.jitter:
-            numbers = uniform(index, seed=seed, epoch=epoch, stream="jitter", draws=4)
-            images = colour.jitter(images.float(), numbers, self.jitter, self.clamp)
+            images = colour.jitter(images.float(), drawn["jitter"], self.jitter, self.clamp)
         if self.lighting:
-            numbers = uniform(index, seed=seed, epoch=epoch, stream="lighting", draws=6)
-            images = colour.lighting(images.float(), numbers, self.lighting)
-        inputs = self.view.normalize(images)
+            images = colour.lighting(images.float(), drawn["lighting"], self.lighting)
+        self.view.normalize(images, out)
         if self.erase:
-            erase(inputs, index, seed=seed, epoch=epoch, probability=self.erase)
-        return inputs
+            erase(out, index, seed=seed, epoch=epoch, probability=self.erase)
 
-    def _boxes(self, height: int, width: int, index: Tensor, seed: int, epoch: int) -> Tensor:
+    def _boxes(self, height: int | Tensor, width: int | Tensor, index: Tensor, seed: int, epoch: int) -> Tensor:
         numbers = uniform(index, seed=seed, epoch=epoch, stream="box", draws=2 * geometry.ATTEMPTS + 2)
         make = geometry.random_boxes if self.crop == "resized" else geometry.shifted_boxes
         return make(numbers, height, width)

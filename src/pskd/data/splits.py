@@ -16,14 +16,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from pskd.data.pictures import FromSource, Picture
 from pskd.data.view import Source, View, shorter_side
 from pskd.errors import PskdError
+
+TOGETHER = 16  # images whose crops are drawn together; until they are cut, each is in memory as its file is
 
 
 class Augment(Protocol):
     """What happens to training images: a pure function of (seed, epoch, sample); see ``pskd.augment``."""
 
-    def open(self, source: Source, index: Tensor, *, seed: int, epoch: int) -> Tensor: ...
+    def open(self, pictures: Sequence[Picture], index: Tensor, *, seed: int, epoch: int) -> Tensor: ...
 
     def __call__(self, images: Tensor, index: Tensor, *, seed: int, epoch: int, opened: bool = False) -> Tensor: ...
 
@@ -117,9 +120,13 @@ class Opened(ABC):
     def subset(self, index: Tensor) -> Opened:
         """The samples ``index`` (M,), in that order, numbered anew from 0."""
 
+    def picture(self, index: int) -> Picture:
+        """The image of a sample, for a view of it or a crop."""
+        return FromSource(self.source(index), self.view)
+
     def pixels(self, index: int) -> Tensor:
         """One image as evaluation sees it, uint8 (C, H, W)."""
-        return self.view.open(self.source(index))
+        return self.picture(index).seen()
 
     def batches(
         self,
@@ -223,15 +230,15 @@ class _Decoder(Dataset[Tensor | str]):
 
     def __getitem__(self, step: int) -> Tensor | str:
         try:
-            return torch.stack([self._open(index) for index in self.plan[step].view(-1, 1)])
+            return torch.cat([self._opened(index) for index in self.plan[step].split(TOGETHER)])
         except PskdError as error:
             return str(error)
 
-    def _open(self, index: Tensor) -> Tensor:
-        source = self.split.source(int(index))
+    def _opened(self, index: Tensor) -> Tensor:
         if self.augment is None:
-            return self.split.view.open(source)
-        return self.augment.open(source, index, seed=self.seed, epoch=self.epoch)
+            return torch.stack([self.split.pixels(place) for place in index.tolist()])
+        pictures = [self.split.picture(place) for place in index.tolist()]
+        return self.augment.open(pictures, index, seed=self.seed, epoch=self.epoch)
 
 
 def shield_from_signals(_worker: int) -> None:

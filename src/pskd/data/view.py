@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
@@ -14,10 +16,11 @@ from torch import Tensor
 
 from pskd.data.reason import reason
 from pskd.errors import PskdError
-from pskd.reading import check_file
-from pskd.tensors import constant
+from pskd.reading import open_file
+from pskd.tensors import cached_parts, constant
 
 LARGEST_SIDE = 32_768  # pixels of what a model sees
+ORIENTATION = 0x0112  # the EXIF tag
 Source = str | os.PathLike[str] | IO[bytes] | Image.Image
 
 
@@ -71,24 +74,19 @@ class View:
 
     def open(self, source: Source) -> Tensor:
         """Read an image file as uint8 (C, H, W): scaled and cut out as evaluation sees it."""
-        return pixels(centred(self.decode(source), self.size, self.resize))
+        return pixels(centred(decode(source, self.channels, self.as_stored), self.size, self.resize))
 
-    def decode(self, source: Source) -> Image.Image:
-        """Read an image file in its own size, in this view's channels."""
-        return decode(source, self.channels, self.as_stored)
+    def normalize(self, images: Tensor, out: Tensor | None = None) -> Tensor:
+        """Pixels in 0..255 (uint8 or float, (B, C, H, W)) as the model's float32 input on the same device.
 
-    def cut(self, image: Image.Image, box: tuple[int, int, int, int]) -> Tensor:
-        """A box (left, top, right, bottom) of a decoded image, scaled to the view's size: uint8 (C, H, W)."""
-        return pixels(image.crop(box).resize(self.size[::-1], Image.Resampling.BILINEAR))
-
-    def normalize(self, images: Tensor) -> Tensor:
-        """Pixels in 0..255 (uint8 or float, (B, C, H, W)) as the model's float32 input on the same device."""
-        factor = tuple(1 / (255 * std) for std in self.std)
+        ``out``: where to write it, of the images' shape.
+        """
+        factor = constant(tuple(1 / (255 * std) for std in self.std), torch.float32, images.device)
         shift = tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
-        shape = (self.channels, 1, 1)
-        inputs = images.to(torch.float32, copy=True)
-        inputs *= constant(factor, torch.float32, images.device).view(shape)
-        inputs += constant(shift, torch.float32, images.device).view(shape)
+        by_channel = constant(shift, torch.float32, images.device).view(-1, 1, 1)
+        inputs = torch.empty_like(images, dtype=torch.float32) if out is None else out
+        for part in cached_parts(images):
+            inputs[part].copy_(images[part]).mul_(factor.view(-1, 1, 1)).add_(by_channel)
         return inputs
 
 
@@ -111,14 +109,27 @@ def decode(source: Source, channels: int, as_stored: bool = False) -> Image.Imag
 
     It is turned upright by its EXIF tag, unless it is wanted ``as_stored``.
     """
-    mode = "L" if channels == 1 else "RGB"
+    with readable(source):
+        return converted(opened(source, as_stored), channels)
+
+
+def opened(source: Source, as_stored: bool = False) -> Image.Image:
+    """An image whose size is known; its pixels are decoded when they are asked for, unless it has to be turned."""
     if isinstance(source, Image.Image):
-        return _convert(source, mode)
+        return source
+    if isinstance(source, (str, os.PathLike)):
+        with open_file(source) as file:
+            source = io.BytesIO(file.read())  # in one go, and no file stays open until the pixels are wanted
+    image = Image.open(source)
+    turned = not as_stored and image.getexif().get(ORIENTATION, 1) != 1
+    return ImageOps.exif_transpose(image) if turned else image
+
+
+@contextlib.contextmanager
+def readable(source: Source) -> Iterator[None]:
+    """What goes wrong with an image file, in one line that names it."""
     try:
-        if isinstance(source, (str, os.PathLike)):
-            check_file(source)
-        with Image.open(source) as image:
-            return _convert(image if as_stored else ImageOps.exif_transpose(image), mode)
+        yield
     except Exception as error:  # on damaged files Pillow's decoders raise whatever they stumble over
         name = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", "a stream")
         raise PskdError(f"cannot read image '{os.fspath(name)}' ({reason(error)}): repair or remove it") from error
@@ -126,14 +137,10 @@ def decode(source: Source, channels: int, as_stored: bool = False) -> Image.Imag
 
 def shorter_side(source: Source) -> int | None:
     """Pixels of an image's shorter side; None where it cannot be read, which the training will say."""
-    if isinstance(source, Image.Image):
-        return min(source.size)
     try:
-        if isinstance(source, (str, os.PathLike)):
-            check_file(source)
-        with Image.open(source) as image:
-            return min(image.size)
-    except Exception:  # as above
+        with readable(source):
+            return min(opened(source, as_stored=True).size)
+    except PskdError:
         return None
 
 
@@ -146,12 +153,15 @@ def _middle(image: Image.Image, limit: float) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-def _convert(image: Image.Image, mode: str) -> Image.Image:
+def converted(image: Image.Image, channels: int) -> Image.Image:
+    """A decoded image as 8-bit grey (1) or RGB (3); the very one if it is that already."""
+    mode = "L" if channels == 1 else "RGB"
     if image.mode.startswith("I"):  # 16 bits, which convert() would cut off at 255
         return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8)).convert(mode)
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # Pillow warns where a palette's transparency is dropped in one step
-    return image.convert(mode)
+    image.load()
+    return image if image.mode == mode else image.convert(mode)
 
 
 def pixels(image: Image.Image) -> Tensor:

@@ -1,0 +1,133 @@
+"""Images a second of training data from a folder of photos, against torchvision's ImageFolder.
+
+560 JPEG files of about 500 x 375 pixels, random resized crops of 224, flips, and with --jitter brightness, contrast and
+saturation; float batches of 64, two worker processes on either side, which start anew with each epoch. Sides:
+
+* torchvision: ImageFolder with RandomResizedCrop, RandomHorizontalFlip, (ColorJitter,) ToTensor and Normalize;
+* ours as it is by default, with Pillow's resizing: the first epoch and all others;
+* ours with data.resize=torch;
+* ours from the second epoch on with data.cache.
+
+Prints images a second of each and the ratio to torchvision's in the same round; then the ratios of processor time, main
+process and workers, which other people's work on the machine disturbs less. Targets: 1.5 for the first epoch, 5 with
+the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from side_by_side import alternate, median
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+
+from pskd.augment import Augment
+from pskd.data import OnDisk
+from pskd.data.folder import MEAN, STD, photo_view
+
+IMAGES, CLASSES, BATCH, WORKERS, SIZE = 560, 8, 64, 2, 224
+SHAPES = ((500, 375), (500, 333), (375, 500), (500, 375))
+
+
+def photo(draw: np.random.Generator, width: int, height: int) -> Image.Image:
+    """Noise with the spectrum of a photo, half grey: as many bytes as a camera's JPEG of this size and quality."""
+    total = np.full((height, width, 3), 128.0, np.float32)
+    for rows, strength in ((4, 90), (12, 45), (36, 22), (100, 11), (height, 6)):
+        noise = draw.standard_normal((rows, rows * width // height, 3)).astype(np.float32)
+        noise = 1.2 * noise.mean(2, keepdims=True) + 0.4 * noise
+        large = [Image.fromarray(noise[:, :, c]).resize((width, height), Image.Resampling.BICUBIC) for c in range(3)]
+        total += strength * np.stack([np.asarray(channel) for channel in large], 2)
+    return Image.fromarray(total.clip(0, 255).astype(np.uint8))
+
+
+def make_photos(root: Path, count: int) -> None:
+    """Files root/train/CLASS/NUMBER.jpg."""
+    draw = np.random.default_rng(0)
+    for number in range(count):
+        folder = root / "train" / f"class{number % CLASSES}"
+        folder.mkdir(parents=True, exist_ok=True)
+        photo(draw, *SHAPES[number % len(SHAPES)]).save(folder / f"{number}.jpg", quality=90)
+
+
+def processor_seconds() -> float:
+    """Of this process and of children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--jitter", action="store_true")
+    options.add_argument("--images", type=int, default=IMAGES)
+    options.add_argument("--rounds", type=int, default=7)
+    chosen = options.parse_args()
+    torch.set_num_threads(1)
+    strength = 0.4 if chosen.jitter else 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        make_photos(root, chosen.images)
+        compare(root, strength, chosen.rounds)
+
+
+def compare(root: Path, strength: float, rounds: int) -> None:
+    jitter = [transforms.ColorJitter(strength, strength, strength)] if strength else []
+    theirs = datasets.ImageFolder(
+        root / "train",
+        transforms.Compose(
+            [
+                transforms.RandomResizedCrop(SIZE),
+                transforms.RandomHorizontalFlip(),
+                *jitter,
+                transforms.ToTensor(),
+                transforms.Normalize(MEAN, STD),
+            ]
+        ),
+    )
+    view = photo_view(SIZE)
+    paths = tuple(Path(path).relative_to(root).as_posix() for path, _ in theirs.samples)
+    files = OnDisk(paths, torch.tensor(theirs.targets), root, view)
+    augment = Augment(view, crop="resized", jitter=strength)
+    epochs = iter(range(1_000_000))
+
+    def torchvision_epoch() -> None:
+        for inputs, _ in DataLoader(theirs, BATCH, shuffle=True, num_workers=WORKERS):
+            assert inputs.dtype == torch.float32
+
+    def our_epoch(split: OnDisk) -> None:
+        epoch = next(epochs)
+        plan = torch.randperm(len(files), generator=torch.Generator().manual_seed(epoch)).split(BATCH)
+        for batch in split.batches(plan, augment=augment, epoch=epoch, workers=WORKERS):
+            assert batch.inputs.dtype == torch.float32
+
+    sides: dict[str, Callable[[], None]] = {"torchvision": torchvision_epoch, "ours": lambda: our_epoch(files)}
+    used: dict[str, list[float]] = {name: [] for name in sides}
+
+    def counted(name: str) -> Callable[[], None]:
+        def epoch() -> None:
+            before = processor_seconds()
+            sides[name]()
+            used[name].append(processor_seconds() - before)
+
+        return epoch
+
+    start = time.perf_counter()
+    seconds = dict(zip(sides, alternate(*map(counted, sides), rounds=rounds, warmup=1), strict=True))
+    print(f"{rounds} rounds in {time.perf_counter() - start:.0f} s{', with jitter' if strength else ''}")
+    for name, own in seconds.items():
+        print(f"{name + ', images/s:':28} {median([len(files) / each for each in own])}")
+    for what, measured in (("time", seconds), ("processor time", used)):
+        for name in list(sides)[1:]:
+            ratios = [a / b for a, b in zip(measured["torchvision"], measured[name], strict=True)]
+            print(f"{f'{name}, ratio by {what}:':45} {median(ratios)}")
+
+
+if __name__ == "__main__":
+    main()
