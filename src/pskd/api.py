@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pskd.engine.progress import said_if_slow
 from pskd.errors import PskdError, installed_by
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ _NEEDED = (
     *("accelerate", "jinja2", "matplotlib", "optuna", "pycocotools", "pydantic", "sacrebleu", "safetensors", "sklearn"),
     *("tokenizers", "torchvision", "transformers"),
 )
+
+LOADING = "loading libraries ..."
 
 
 def need_workbench(what: str = "this command") -> None:
@@ -36,10 +39,11 @@ def train(*words: str, out: str | os.PathLike[str] | None = None, resume: bool =
         resume: go on where the run in ``out`` was stopped; a finished one is returned as it is.
     """
     need_workbench("pskd.train")
-    from pskd.engine.loop import train as run
-    from pskd.use.run import Run
+    with said_if_slow(LOADING):
+        config, changes = settings(words, resume=resume)
+        from pskd.engine.loop import train as run
+        from pskd.use.run import Run
 
-    config, changes = settings(words, resume=resume)
     if config is None and out is None:
         raise PskdError("resume=True needs out: the folder of the run to go on with")
     folder = default_folder(config) if config is not None and out is None else Path(out or "")

@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 import time
+from typing import Any, NoReturn
 
 import pytest
 
+from pskd import api
+from pskd.cli import train as cli_train
 from pskd.engine import progress
 from pskd.engine.progress import Progress, said_if_slow
+from pskd.errors import PskdError
 
 
-def test_what_takes_long_is_spoken_of(capsys: pytest.CaptureFixture[str]) -> None:
-    with said_if_slow("quick", seconds=30):
+def first_line(capsys: pytest.CaptureFixture[str]) -> str:
+    deadline = time.monotonic() + 20
+    said = ""
+    while not said and time.monotonic() < deadline:
+        time.sleep(0.01)
+        said = capsys.readouterr().out
+    return said
+
+
+def test_what_takes_long_is_spoken_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "SLOW", 30)
+    with said_if_slow("quick"):
         pass
-    with said_if_slow("reading much", seconds=0):
-        deadline = time.monotonic() + 20
-        said = ""
-        while not said and time.monotonic() < deadline:
-            time.sleep(0.01)
-            said = capsys.readouterr().out
-    assert said == "reading much\n"
+    monkeypatch.setattr(progress, "SLOW", 0)
+    with said_if_slow("reading much"):
+        assert first_line(capsys) == "reading much\n"
+
+
+def test_the_loading_of_libraries_is_not_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def waits(*_: Any, **__: Any) -> NoReturn:
+        raise PskdError(first_line(capsys))
+
+    monkeypatch.setattr(progress, "SLOW", 0)
+    monkeypatch.setattr(cli_train, "chosen", waits)
+    monkeypatch.setattr(api, "settings", waits)
+    for trains in (lambda: cli_train.train(["digits"]), lambda: api.train("digits")):
+        with pytest.raises(PskdError, match="loading libraries"):
+            trains()
 
 
 def test_a_long_epoch_is_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from pskd.api import default_folder, need_workbench
+from pskd.api import LOADING, default_folder, need_workbench
 from pskd.api import settings as chosen
 from pskd.cli.ending import INTERRUPTED, leave
 from pskd.cli.options import AllowCode, Storage, app, out_option, show
+from pskd.engine.progress import said_if_slow
 from pskd.errors import PskdError
 
 
@@ -36,15 +37,23 @@ def train(
     allow_code: AllowCode = False,
 ) -> None:
     """Train a model and evaluate it."""
-    from pskd.config import describe, differences
-
     if settings:
+        from pskd.config import describe
+
         show("\n".join(describe()))
         return
 
     if resume and out is None:
         raise PskdError("--resume needs --out: the folder of the run to go on with")
-    config, overrides = chosen(words or [], resume=resume)
+    with said_if_slow(LOADING):
+        config, overrides = chosen(words or [], resume=resume)
+        need_workbench()
+        from pskd.config import differences
+        from pskd.engine.loop import Interrupted
+        from pskd.engine.loop import train as run
+        from pskd.report.tables import result_lines
+        from pskd.runs.group import own_rank
+
     if config is not None:
         if config.scale == "laptop":
             full, _ = chosen([*(words or []), "scale=full"])
@@ -52,12 +61,6 @@ def train(
             show("\n  ".join(["scale=laptop changes", *differences(full, config)]))
         out = out or default_folder(config)
     assert out is not None
-    need_workbench()
-    from pskd.engine.loop import Interrupted
-    from pskd.engine.loop import train as run
-    from pskd.report.tables import result_lines
-    from pskd.runs.group import own_rank
-
     try:
         result = run(config, out, resume=resume, allow_code=allow_code, changes=overrides)
     except Interrupted as stop:

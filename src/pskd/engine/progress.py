@@ -14,13 +14,14 @@ from typing import Any
 
 from pskd.errors import printable
 
+SLOW = 5.0  # seconds, after which what a person waits for is named
 SILENCE = 60  # seconds, after which even a screen that keeps every line gets one of an unfinished epoch
 
 
 @contextlib.contextmanager
-def said_if_slow(text: str, seconds: float = 5.0) -> Iterator[None]:
+def said_if_slow(text: str) -> Iterator[None]:
     """Print a line if what is done here takes long, on the first process."""
-    timer = threading.Timer(seconds, lambda: print(printable(text), flush=True))
+    timer = threading.Timer(SLOW, lambda: print(printable(text), flush=True))
     timer.daemon = True
     if int(os.environ.get("RANK", "0")) == 0:
         timer.start()
