@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 
 import pytest
@@ -20,6 +22,21 @@ def test_what_takes_long_is_spoken_of(capsys: pytest.CaptureFixture[str]) -> Non
             time.sleep(0.01)
             said = capsys.readouterr().out
     assert said == "reading much\n"
+
+
+def test_output_that_is_full_ends_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[object] = []
+    monkeypatch.setattr("threading.excepthook", ended.append)
+    before = threading.active_count()
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with said_if_slow("reading much", seconds=0):
+            while threading.active_count() > before:
+                time.sleep(0.01)
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):  # of closing what could not be written
+            full.close()
+    assert ended == []
 
 
 def test_a_long_epoch_is_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
