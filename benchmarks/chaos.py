@@ -59,7 +59,7 @@ KINDS = {  # recipe, processes of a host, hosts, settings
     "detection": ("detection/digits", 1, 1, SCENES),
 }
 STUDY = "a study, two workers"
-LONGEST_END = 20  # seconds that the processes have to end in after one of them was killed
+LONGEST_END = 120  # seconds that the processes have to end in after one of them was killed
 MOST_STEPS = 10  # that a run may take between two kills
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import random
 import socket
 import traceback
 from collections.abc import Callable
@@ -35,10 +37,7 @@ def in_children(work: Callable[[], object], world: int, hosts: int = 1) -> list[
     """Start ``work`` in the processes of a run as torchrun would, ``world`` of them on each of ``hosts`` hosts."""
     if world * hosts == 1:
         return [in_child(work)]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": world * hosts}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": world * hosts}
     sizes = {"LOCAL_WORLD_SIZE": world, "GROUP_WORLD_SIZE": hosts}
 
     def afresh() -> None:
@@ -55,3 +54,26 @@ def in_children(work: Callable[[], object], world: int, hosts: int = 1) -> list[
 def exit_code(child: int) -> int:
     """Wait for a child to end; a signal's number is negative."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def free_port() -> int:
+    """A port to listen at; none of those that the system itself gives to connections meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+def obey_permissions() -> None:
+    """Give up, in this process and its forks, what lets root read and write whatever the permissions say.
+
+    Not by becoming another user: to that one the folder of the environment or of the tests may be closed.
+    """
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
+    nothing = (ctypes.c_uint32 * 6)()
+    if os.geteuid() == 0 and ctypes.CDLL(None, use_errno=True).capset(header, nothing):
+        raise OSError(ctypes.get_errno(), "capset")

@@ -59,8 +59,8 @@ class Browser:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.terminate()
-        self._process.wait(30)
+        self._process.kill()  # there is nothing to save
+        self._process.wait()
         os.close(self._write)
         os.close(self._read)
         shutil.rmtree(self._profile, ignore_errors=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,41 @@ def pskd(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
             main()
     out, err = capfd.readouterr()
     return int(stop.value.code or 0), out, err
+
+
+FORKS = """
+import json, os, sys, tempfile
+import pskd.cli, pskd.study.worker, pskd.tasks.classification.task
+
+def run(words):
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        child = os.fork()
+        if not child:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            code, sys.argv = 1, ["pskd", *words]
+            try:
+                pskd.cli.main()
+            except SystemExit as stop:
+                code = stop.code or 0
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return code, *(file.seek(0) or file.read() for file in (out, err))
+
+print(json.dumps([run(words) for words in json.loads(sys.argv[1])]))
+"""
+
+
+def fresh(commands: Sequence[Sequence[str]]) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each command in a program that knows nothing of those before it.
+
+    They are forks of one process, since torch takes seconds to load.
+    """
+    program = [sys.executable, "-c", FORKS, json.dumps(commands)]
+    done = subprocess.run(program, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [(code, out, err) for code, out, err in json.loads(done.stdout)]
 
 
 def value_and_gradient(loss: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:

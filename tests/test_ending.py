@@ -109,10 +109,10 @@ def test_ctrl_c_while_modules_are_loaded(after: float, tmp_path: Path) -> None:
     assert started.stdout is not None
     started.stdout.readline()  # Python itself has started
     time.sleep(after)
-    for _ in range(20):
+    while started.poll() is None:  # again and again, in case Python loses one in a destructor
         started.send_signal(signal.SIGINT)
         time.sleep(0.005)
-    said = started.communicate(timeout=60)[1]
+    said = started.communicate()[1]
     assert started.returncode == 130
     assert said.count("\n") == 1
     assert said.startswith("pskd: stopped")

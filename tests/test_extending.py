@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import metrics_of, pskd
+from helpers import fresh, metrics_of, pskd
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 BLOCKS = re.findall(r"```(python|bash|yaml)\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -53,8 +53,6 @@ def test_every_block_works(empty: Path, capfd: pytest.CaptureFixture[str]) -> No
 
 def test_a_folder_that_names_code_is_not_believed(empty: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """In another program than the one that trained: there the names are not known yet."""
-    import subprocess
-
     write_files(empty)
     for module in ("my_models", "my_data", "my_methods", "my_task"):
         text = (empty / f"{module}.py").read_text()
@@ -74,20 +72,16 @@ def test_a_folder_that_names_code_is_not_believed(empty: Path, capfd: pytest.Cap
         "train digits method=tf_kd method.teacher=net --out student",
         "train detection/digits model.backbone=net --out detector",
     ]
-    for words in first:
-        subprocess.run([sys.executable, "-m", "pskd", *words.split()], check=True, capture_output=True, text=True)
+    for code, _, err in fresh([words.split() for words in first]):
+        assert code == 0, err
     (empty / "method" / "result.json").unlink()
     for marker in empty.glob("imported-*"):
         marker.unlink()
-    program = "import sys; from pskd.cli import main; sys.argv = ['pskd', *sys.argv[1].split()]; main()"
-    for words in refused:
-        done = subprocess.run([sys.executable, "-c", program, words], capture_output=True, text=True)
-        assert (done.returncode, re.sub("^reading .*\n", "", done.stdout)) == (2, ""), words  # said if it takes long
-        assert re.fullmatch(r"pskd: .*names code.*--allow-code.*\n", done.stderr), done.stderr
-    report = subprocess.run(
-        [sys.executable, "-m", "pskd", "report", "net", "task", "-o", "p.html"], capture_output=True, text=True
-    )
-    assert report.returncode == 0, report.stderr
+    *answers, report = fresh([*(words.split() for words in refused), ["report", "net", "task", "-o", "p.html"]])
+    for words, (code, out, err) in zip(refused, answers, strict=True):
+        assert (code, re.sub("^reading .*\n", "", out)) == (2, ""), words  # said if it takes long
+        assert re.fullmatch(r"pskd: .*names code.*--allow-code.*\n", err), err
+    assert report[0] == 0, report[2]
     assert list(empty.glob("imported-*")) == []
 
 
@@ -106,8 +100,8 @@ def test_names_that_cannot_be_imported_are_explained(empty: Path, capfd: pytest.
         ("method=half_thing:load", "method=half_thing:load is not a subclass of pskd.Method"),
         ("task=half_thing:load", "task=half_thing:load is not a subclass of pskd.tasks.base.Task"),
     ):
-        code, out, err = pskd(capfd, "train", "digits", word, "epochs=1", "--out", "run")
-        assert (code, out) == (2, ""), word
+        code, _, err = pskd(capfd, "train", "digits", word, "epochs=1", "--out", "run")
+        assert code == 2, word
         assert re.search(message.replace("?", r"\?"), err), err
         assert err.count("\n") == 1
         assert not (empty / "run").exists()
@@ -152,8 +146,6 @@ def test_an_installed_package_gives_short_names(tmp_path: Path, monkeypatch: pyt
 
 def test_a_study_and_a_search_of_code_of_ones_own(empty: Path) -> None:
     """Workers are other processes: they are told that this code may be imported."""
-    import subprocess
-
     write_files(empty)
     (empty / "own.yaml").write_text(
         "about: my loss against the labels alone\nrecipe: digits\n"
@@ -162,10 +154,8 @@ def test_a_study_and_a_search_of_code_of_ones_own(empty: Path) -> None:
         "  seed: [0]\n"
     )
     words = ["study", "run", "own.yaml", "--out", "study", "--workers", "1"]
-    done = subprocess.run([sys.executable, "-m", "pskd", *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    (code, out, err), status = fresh([words, ["study", "status", "study"]])
+    assert code == 0, out + err
     assert "mine" in (empty / "study" / "report.html").read_text()
-    status = subprocess.run(
-        [sys.executable, "-m", "pskd", "study", "status", "study"], capture_output=True, text=True, check=True
-    )
-    assert "2 of 2 cells done" in status.stdout
+    assert status[0] == 0, status[2]
+    assert "2 of 2 cells done" in status[1]

@@ -26,7 +26,8 @@ class Case:
 
     Args:
         process: whether it is a process of its own, as from a shell, or a fork of this one.
-        locked: whether it is run as a user to whom permissions apply.
+        locked: whether permissions apply to it, also where it is run by root.
+        walled: whether nothing outside of its folder can be written: its own words name such a place.
         output: what standard output is.
         interrupts: how many Ctrl-C it gets, and after how many seconds the first.
     """
@@ -35,6 +36,7 @@ class Case:
     environment: dict[str, str] = field(default_factory=dict)
     process: bool = False
     locked: bool = False
+    walled: bool = False
     output: Literal["file", "closed", "pipe", "full"] = "file"
     interrupts: tuple[int, float] | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import errno
 import hashlib
 import os
 import resource
@@ -16,10 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from processes import obey_permissions
+
 from fuzzing.case import Case
 
 SECONDS, BYTES = 20.0, 2 * 2**30  # of a core's time and of memory, that a case may take
-HANG = 30.0  # seconds in which nothing is computed
+HANG = 90.0  # seconds in which nothing is computed, also on a machine with much else to do
 
 
 class Verdict(NamedTuple):
@@ -77,9 +79,9 @@ def _fork(case: Case, here: Path, stderr: int) -> int:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (used + BYTES, used + BYTES))
         if case.locked:
-            _obey_permissions()
+            obey_permissions()
         sys.argv, sys.executable = ["pskd", *case.words], "/bin/true"  # workers of a study leave at once
-        sys.addaudithook(_watch(here))
+        sys.addaudithook(_watch(here, case.walled))
         from pskd.cli import main
 
         main()
@@ -93,19 +95,36 @@ def _fork(case: Case, here: Path, stderr: int) -> int:
         os._exit(code)
 
 
-def _watch(here: Path) -> Callable[[str, tuple[Any, ...]], None]:
-    """An audit hook that ends the process where it would write to a file that is not below its own folder."""
+def _watch(here: Path, walled: bool) -> Callable[[str, tuple[Any, ...]], None]:
+    """An audit hook that ends the process where it would write to a file that is not below its own folder.
+
+    Behind a wall it is told that permission is denied, and may make, rename or remove nothing there either.
+    """
 
     allowed = (str(here), "/dev/", "/proc/", "/tmp/pymp-", "/tmp/torch")
     writing = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_TRUNC
+    changes = {
+        "os.mkdir": 0,
+        "os.rename": 1,
+        "os.remove": 0,
+        "os.rmdir": 0,
+        "os.truncate": 0,
+    }  # which word is it
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event != "open" or not isinstance(arguments[0], str | bytes) or not (arguments[2] or 0) & writing:
+        is_written = event == "open" and (arguments[2] or 0) & writing
+        if not is_written and not (walled and event in changes):
             return
-        place = os.path.realpath(os.fsdecode(arguments[0]))
-        if not place.startswith(allowed) and not os.path.isdir(place):
-            os.write(2, f"Traceback: it opens {place} for writing\n".encode(errors="replace"))
-            os._exit(99)
+        name = arguments[changes.get(event, 0)]
+        if not isinstance(name, str | bytes | os.PathLike):
+            return
+        place = os.path.realpath(os.fsdecode(name))
+        if place.startswith(allowed) or (is_written and os.path.isdir(place)):
+            return
+        if walled:
+            raise PermissionError(errno.EACCES, "Permission denied", place)
+        os.write(2, f"Traceback: it opens {place} for writing\n".encode(errors="replace"))
+        os._exit(99)
 
     return hook
 
@@ -186,11 +205,3 @@ def _content(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.name != "mine" or path.is_file()
     }
-
-
-def _obey_permissions() -> None:
-    """Give up what lets root read and write whatever the permissions say; files stay its own, Python's among them."""
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
-    nothing = (ctypes.c_uint32 * 6)()
-    if ctypes.CDLL(None, use_errno=True).capset(header, nothing):
-        raise OSError(ctypes.get_errno(), "capset")

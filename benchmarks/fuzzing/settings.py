@@ -165,6 +165,7 @@ COMMANDS = [
 ]
 PLACES = ["run", "missing", "", ".", "..", "/", "/proc/x", "/dev/null", "/proc/self/mem", "x" * 300, "a/" * 2500 + "a"]
 PLACES += ["file.txt", "file.txt/x", "folder", "\udcff", "a\nb", "~", "$\\frac{$", "-", "link", "run/config.yaml"]
+OUTSIDE = {"/", "..", "/proc/self/mem"}  # nothing of the machine's is at stake
 FLAGS = ["--out", "-o", "--figures", "--tables", "--samples", "--split", "--root", "--top", "--min-score", "--draw"]
 FLAGS += ["--text", "--best", "--json", "--bins", "--resume", "--settings", "--storage", "--workers", "--nothing", "-x"]
 
@@ -190,7 +191,7 @@ def commands(draw: random.Random, here: Path, templates: Templates) -> Case:
         )
     if {"tune", "train"} & {command} or words[:2] == ["study", "run"]:
         words += [*TINY, "data=npz", "data.root=missing"]  # wrong in the end, or it would be trained
-    return Case([item.replace("\0", "") for item in words])
+    return Case([item.replace("\0", "") for item in words], walled=not OUTSIDE.isdisjoint(words))
 
 
 def places(draw: random.Random, here: Path, templates: Templates) -> Case:
@@ -217,8 +218,7 @@ def places(draw: random.Random, here: Path, templates: Templates) -> Case:
             ["train", "detection/digits", "data=voc_folder", "data.train=[a]", f"data.root={place}", "--out", "new"],
         ]
     )
-    if place in ("/", ".", "..", "/proc/self/mem"):
-        case.locked = True  # nothing of the machine's is at stake
+    case.walled = place in OUTSIDE
     return case
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from helpers import SMALL, metrics_of, small
+from processes import free_port
 from safetensors.torch import load_file
 from torch import nn
 
@@ -24,10 +22,11 @@ from pskd.runs.group import Group
 from pskd.tasks.classification import Classification
 
 
-def run_on_two(out: Path, *words: str) -> None:
+def run_on_two(out: Path, *words: str, restarts: int = 0, cwd: Path | None = None) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun += ["--max-restarts", str(restarts)]
     command = [*torchrun, "-m", "pskd", "train", "digits", *SMALL, *words, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=cwd)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("run folder:") == 1
 
@@ -35,9 +34,7 @@ def run_on_two(out: Path, *words: str) -> None:
 def test_two_hosts_keep_a_half_each(tmp_path: Path) -> None:
     """Two agents of torchrun on the loopback, each its own host for the bank."""
     out = tmp_path / "run"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     agents = [
         subprocess.Popen(
             [
@@ -62,23 +59,25 @@ def test_two_hosts_keep_a_half_each(tmp_path: Path) -> None:
     assert json.loads((out / "result.json").read_text())["processes"] == 2
 
 
+DYING = """
+import os, signal
+import pskd
+
+class Dying(pskd.PSKD):
+    def start_epoch(self, epoch):
+        super().start_epoch(epoch)
+        if epoch == 1 and (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def test_torchrun_restarts_a_run_that_lost_a_process(tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text(DYING)
     out = tmp_path / "run"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = [*SMALL, "epochs=40", "train.save_every=3 steps", "--out", str(out)]
-    with subprocess.Popen(
-        [*torchrun, "--max-restarts", "1", "-m", "pskd", "train", "digits", *words],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as agent:
-        while agent.poll() is None and not (out / "metrics.jsonl").exists():
-            time.sleep(0.02)
-        psutil.Process(agent.pid).children()[1].kill()
-        _, said = agent.communicate(timeout=280)
-    assert agent.returncode == 0, said
+    words = ["method=dying:Dying", "train.save_every=3 steps"]
+    run_on_two(out, *words, restarts=1, cwd=tmp_path)
     assert "resuming at epoch" in (out / "log.txt").read_text()
-    assert [record["epoch"] for record in metrics_of(out)] == list(range(1, 41))
+    assert [record["epoch"] for record in metrics_of(out)] == [1, 2, 3]
 
 
 @pytest.fixture(scope="module")

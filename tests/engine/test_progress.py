@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from typing import Any, NoReturn
 
@@ -44,6 +46,22 @@ def test_the_loading_of_libraries_is_not_silent(
     for trains in (lambda: cli_train.train(["digits"]), lambda: api.train("digits")):
         with pytest.raises(PskdError, match="loading libraries"):
             trains()
+
+
+def test_output_that_is_full_ends_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SLOW", 0)
+    ended: list[object] = []
+    monkeypatch.setattr("threading.excepthook", ended.append)
+    before = threading.active_count()
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with said_if_slow("reading much"):
+            while threading.active_count() > before:
+                time.sleep(0.01)
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):  # of closing what could not be written
+            full.close()
+    assert ended == []
 
 
 def test_a_long_epoch_is_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

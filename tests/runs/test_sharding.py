@@ -38,7 +38,8 @@ def assert_close(one: Path, other: Path) -> None:
 
 def test_a_spread_model_learns_the_same(tmp_path: Path) -> None:
     words = ["method=cs_kd", "train.accumulate=2", "train.clip_norm=0.5", "optim.name=adamw", "optim.lr=0.01"]
-    on_two(lambda: train(small(*words), tmp_path / "copied"))
+    # Without channels-last: AdamW makes much of the last bits, in which the convolutions of some machines differ.
+    on_two(lambda: train(small(*words, "train.channels_last=false"), tmp_path / "copied"))
     on_two(lambda: train(small(*words, "train.shard=true"), tmp_path / "spread"))
     assert_close(tmp_path / "copied", tmp_path / "spread")
 

@@ -18,6 +18,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from fuzzing.case import TINY_SCENES
 from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.models import create
@@ -178,7 +179,7 @@ def test_code_that_a_folder_names_is_not_imported(where: str, run: Path, capfd: 
         ["report", "run"],
         ["ensemble", "run", "run"],
         ["train", "digits", *SMALL, "epochs=1", "method=tf_kd", "method.teacher=run", "--out", "student"],
-        ["train", "detection/digits", "model.backbone=run", "data.train_images=4", "epochs=1", "--out", "detector"],
+        ["train", "detection/digits", *TINY_SCENES, "model.backbone=run", "--out", "detector"],
     ]
     refused = 0
     for words in commands if where != "method" else commands[:-1]:

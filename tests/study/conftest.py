@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import secrets
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -19,18 +19,22 @@ class Server:
     """A PostgreSQL server of this machine, in a folder of its own."""
 
     def __init__(self, programs: Path, folder: Path) -> None:
-        self.programs, self.folder, self.user, self.port = programs, folder, _unprivileged(), _free_port()
+        self.programs, self.folder, self.user = programs, folder, _unprivileged()
         if self.user is not None:
             os.chown(folder, self.user.pw_uid, self.user.pw_gid)
         self.data = str(folder / "data")
-        name = f"test_{secrets.token_hex(4)}"
-        self.url = f"postgresql+psycopg://pskd@127.0.0.1:{self.port}/{name}"
-        self._run("initdb", "-D", self.data, "-U", "pskd", "--auth=trust", "--no-sync")
+        self.name = f"test_{secrets.token_hex(4)}"
+        # By a socket in its folder: a port might be somebody else's when the server comes back.
+        self.url = f"postgresql+psycopg://pskd@/{self.name}?host={folder}"
+
+    def prepare(self) -> None:
+        """Make and start it, with an empty database."""
+        self._run("initdb", "-D", self.data, "-U", "pskd", "--auth=trust", "--no-sync", "--locale=C", "-E", "UTF8")
         self.start()
-        self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "pskd", name)
+        self._run("createdb", "-h", str(self.folder), "-U", "pskd", self.name)
 
     def start(self) -> None:
-        options = f"-p {self.port} -h 127.0.0.1 -k {self.folder} -c fsync=off"
+        options = f"-h '' -k {self.folder} -c fsync=off"
         # Not captured: the server would inherit the pipe, and the command seem never to end.
         command = f'"{self.programs / "pg_ctl"}" -D "{self.data}" -o "{options}" -l log -w start >/dev/null 2>&1'
         self._run("/bin/sh", "-c", command)
@@ -50,12 +54,18 @@ def server() -> Iterator[Server]:
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or [Path(p) for p in [shutil.which("initdb")] if p]
     if not found:
         pytest.skip("no PostgreSQL server: neither /usr/lib/postgresql/*/bin nor PATH has initdb")
-    folder = Path(tempfile.mkdtemp(prefix="pskd-postgresql-"))
+    shared = next((place for place in ("/tmp", "/var/tmp") if Path(place).is_dir()), None)  # open to the server's user
+    folder = Path(tempfile.mkdtemp(prefix="pskd-postgresql-", dir=shared))
+    running = Server(found[-1].parent, folder)
     try:
-        running = Server(found[-1].parent, folder)
+        try:
+            running.prepare()
+        except (subprocess.SubprocessError, OSError) as error:
+            pytest.skip(f"no PostgreSQL server: it does not start here ({error}, {getattr(error, 'stderr', None)!r})")
         yield running
-        running.stop("immediate")
     finally:
+        with contextlib.suppress(subprocess.SubprocessError, OSError):  # where it is not running
+            running.stop("immediate")
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -75,9 +85,3 @@ def _unprivileged() -> pwd.struct_passwd | None:
         except KeyError:
             continue
     pytest.skip("no PostgreSQL server: it refuses to run as root, and there is no other user")
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

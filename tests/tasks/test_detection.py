@@ -8,15 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers import metrics_of, small
 from PIL import Image
-from processes import in_child
+from processes import exit_code, in_child
 from safetensors.torch import load_file
 
 from pskd.config import Config, resolve
@@ -25,6 +25,7 @@ from pskd.errors import PskdError
 from pskd.metrics.detection import Detections, Objects, voc_average_precision
 from pskd.recipes import read_recipe
 from pskd.report.tables import result_lines
+from pskd.runs.checkpoint import Checkpoints
 from pskd.tasks.detection import Detection
 from pskd.use import evaluate, predict
 
@@ -180,15 +181,18 @@ def test_runs_that_cannot_give_a_trunk(finished: Path, trunk: Path, tmp_path: Pa
 def test_killed_and_resumed_equals_undisturbed(trunk: Path, finished: Path, tmp_path: Path) -> None:
     out, config = tmp_path / "run", tiny(trunk, "train.save_every=1 steps")
 
-    def newest() -> str:
-        return max((folder.name for folder in (out / "checkpoints").glob("0*")), default="")
+    def killed_after_a_checkpoint() -> None:
+        save = Checkpoints.save
 
-    for _ in range(3):  # each time soon after one step more than the time before
-        before, child = newest(), in_child(lambda: train(config, out, resume=True))
-        while newest() == before:
-            time.sleep(0.002)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        def last(*parts: Any) -> None:
+            save(*parts)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        Checkpoints.save = last  # type: ignore[method-assign, assignment]
+        train(config, out, resume=True)
+
+    for _ in range(3):  # each time one step more than the time before
+        assert exit_code(in_child(killed_after_a_checkpoint)) == -signal.SIGKILL
     assert not (out / "result.json").exists()
     train(config, out, resume=True)
     ours, theirs = load_file(out / "model.safetensors"), load_file(finished / "model.safetensors")

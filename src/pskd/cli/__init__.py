@@ -32,17 +32,24 @@ def main() -> NoReturn:
             stream.reconfigure(errors="backslashreplace")  # a terminal that does not know a letter
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of other libraries, to their callers
-    with ended():
-        try:
-            code = app(standalone_mode=False)
-        except _UsageError as error:
-            if type(error).__name__ == "NoArgsIsHelpError":
-                show(error.format_message())
-                leave(0)
-            raise PskdError(f"{error.format_message()} (see pskd --help)") from None
-        except typer.Abort:
-            raise KeyboardInterrupt from None
-        if code == INTERRUPTED:  # what typer makes of a Ctrl-C
-            raise KeyboardInterrupt
-        sys.exit(code if isinstance(code, int) else 0)
+    try:
+        with ended():
+            _run()
+    except KeyboardInterrupt:  # the first one came while the command was ending by itself
+        leave(INTERRUPTED, "stopped")
     raise AssertionError  # a command has an end
+
+
+def _run() -> NoReturn:
+    try:
+        code = app(standalone_mode=False)
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            show(error.format_message())
+            leave(0)
+        raise PskdError(f"{error.format_message()} (see pskd --help)") from None
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    if code == INTERRUPTED:  # what typer makes of a Ctrl-C
+        raise KeyboardInterrupt
+    sys.exit(code if isinstance(code, int) else 0)

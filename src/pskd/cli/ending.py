@@ -85,8 +85,10 @@ def _what(error: BaseException) -> tuple[int, str]:
 
 
 def _deaf() -> None:
-    """Nothing more can be interrupted: we are leaving. Blocked, since Python's own end brings the default back."""
+    """Nothing more can be interrupted: we are leaving. Other libraries' threads hear what is only blocked here."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with contextlib.suppress(ValueError):  # of a thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _flush() -> None:

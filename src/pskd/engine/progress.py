@@ -21,7 +21,12 @@ SILENCE = 60  # seconds, after which even a screen that keeps every line gets on
 @contextlib.contextmanager
 def said_if_slow(text: str) -> Iterator[None]:
     """Print a line if what is done here takes long, on the first process."""
-    timer = threading.Timer(SLOW, lambda: print(printable(text), flush=True))
+
+    def say() -> None:
+        with contextlib.suppress(OSError, ValueError):  # closed or full: the next line of the main thread says so
+            print(printable(text), flush=True)
+
+    timer = threading.Timer(SLOW, say)
     timer.daemon = True
     if int(os.environ.get("RANK", "0")) == 0:
         timer.start()
