@@ -145,29 +145,49 @@ def test_losses_are_those_of_a_loop_by_hand_and_go_on_after_a_resume(images: Pat
     assert again == losses[3:]
 
 
-def test_two_processes_share_a_bank(images: Path, tmp_path: Path) -> None:
+def test_two_processes_share_a_bank_and_learn_what_one_does(images: Path, tmp_path: Path) -> None:
     def work() -> None:
         torch.set_num_threads(1)
         torch.distributed.init_process_group("gloo")
-        loader = loader_of(images, batch_size=2, distributed=True)
-        bank = pskd.PredictionBank(N, K, path=tmp_path / "scratch")
-        task = PSKDTask(net(), pskd.PSKD(EPOCHS, memory=bank), loader.dataset, verbose=False).prepare_distributed()
+        loader, model = loader_of(images, batch_size=2, distributed=True), net()
+        bank = pskd.PredictionBank(N, K, path=tmp_path / "scratch", dtype=torch.float32)
+        task = PSKDTask(model, pskd.PSKD(EPOCHS, memory=bank), loader.dataset, verbose=False).prepare_distributed()
+        optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.5), []
         for epoch in range(2):
             loader.dataset.set_epoch(epoch)
             loader.sampler.set_epoch(epoch)
-            known = []
             for batch, target in loader:
-                known.append(bank.recall(torch.tensor(taken_apart(target)[1])).known)
-                task(batch, target)["loss"].backward()
-        assert len(known) == 3
-        assert all(rows is None or rows.all() for rows in known)  # also of samples that the other one saw before
+                loss = task(batch, target)["loss"]
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                seen.append((batch, target, loss.detach()))
         torch.distributed.barrier()
+        torch.save(seen, tmp_path / os.environ["RANK"])
         if os.environ["RANK"] == "0":
             torch.save(task.get_checkpoint_state(), tmp_path / "saved")
 
     assert [exit_code(child) for child in in_children(work, 2)] == [0, 0]
-    state = torch.load(tmp_path / "saved", weights_only=True)["task_state"]
-    assert (state["memory"]["rows"]["labels"] > 0).all()
+    model, method = net(), pskd.PSKD(EPOCHS, memory=pskd.PredictionBank(N, K, dtype=torch.float32))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    pairs = zip(*(torch.load(tmp_path / rank, weights_only=True) for rank in "01"), strict=True)
+    for step, pair in enumerate(pairs):
+        batch, target, losses = map(torch.cat, zip(*((*it[:2], it[2][None]) for it in pair), strict=True))
+        if step % 3 == 0:
+            method.start_epoch(step // 3)
+        labels, index = map(torch.tensor, taken_apart(target))
+        loss = method(model(batch), labels, index=index)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(losses.mean(), loss.detach())
+    assert step == 5
+    rows, same = (
+        state["memory"]["rows"]
+        for state in (torch.load(tmp_path / "saved", weights_only=True)["task_state"], method.state_dict())
+    )
+    assert torch.equal(rows["labels"], same["labels"])
+    torch.testing.assert_close(rows["values"].view(torch.float32), same["values"].view(torch.float32))
 
 
 def test_what_does_not_fit_is_refused(images: Path) -> None:

@@ -348,18 +348,22 @@ def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
         importlib.import_module("pskd.integrations.transformers")
 
 
-def test_two_processes_are_as_one_with_their_batches_together(tmp_path: Path) -> None:
+def test_two_processes_are_as_one_with_their_batches_together_and_resume(tmp_path: Path) -> None:
     kind = "tokens"  # of which each process has another number
 
     def shared(path: Path | None, **settings: Any) -> Any:
         rows = rows_of(drawn(kind))
         method = pskd.PSKD(EPOCHS, memory=pskd.PredictionBank(rows, K, dtype=torch.float32, path=path))
-        return trainer(tmp_path, kind, method=method, save_strategy="epoch", **settings)
+        return trainer(tmp_path, kind, method=method, save_strategy="steps", save_steps=7, **settings)
 
     def work() -> None:
         torch.set_num_threads(1)
-        made = shared(tmp_path / "scratch", per_device_train_batch_size=2, ddp_backend="gloo")
+        made, again = (
+            shared(tmp_path / name, per_device_train_batch_size=2, ddp_backend="gloo") for name in ("one", "other")
+        )
         made.train()
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))  # 5 steps are an epoch
+        assert torch.equal(weights(made.model), weights(again.model))
         torch.save(weights(made.model), tmp_path / os.environ["RANK"])
 
     assert [exit_code(child) for child in in_children(work, 2)] == [0, 0]
