@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from matplotlib.figure import Figure as Canvas
+
 from pskd.report.figure import Palette
 from pskd.report.figures import figures
 from pskd.report.training import curves
@@ -33,6 +35,25 @@ def test_parts_of_the_loss_are_curves_where_there_are_several() -> None:
     assert "curve-loss-parts-cross-entropy" in found
 
 
+def test_a_curve_has_two_epochs_and_the_split_that_it_says() -> None:
+    """Runs with a validation split were evaluated on that, others on the test split: they are not one picture."""
+    assert drawn(row("ce", {"train_loss": 0.3, "test": {"ece": 4.0}})) == {}
+    val, test = ({"train_loss": 1.0, split: {"ece": 4.0}} for split in ("val", "test"))
+    assert drawn(row("ce", val, val), row("mine", test, test)) == {
+        "curve-train-loss": "Training loss over the epochs",
+        "curve-val-ece": "Val ECE (%) over the epochs",
+        "curve-test-ece": "Test ECE (%) over the epochs",
+    }
+
+
+def test_an_axis_of_epochs_has_whole_numbers() -> None:
+    record = {"train_loss": 1.0}
+    (figure,) = curves([row("ce", record, record, record)], "", "", Palette(["ce"]))
+    canvas = Canvas()
+    figure.draw(canvas.add_subplot())
+    assert all(float(tick).is_integer() for tick in canvas.axes[0].get_xticks())
+
+
 def test_what_a_method_or_a_task_of_ones_own_records_is_drawn() -> None:
     record = {"train_loss": 1.0, "my/weight": 2, "note": "x", "test": {"my_score": 3.0, "top1_error": 4.0, "brier": 1}}
     assert drawn(row("mine", record, record)) == {
@@ -44,6 +65,6 @@ def test_what_a_method_or_a_task_of_ones_own_records_is_drawn() -> None:
 
 
 def test_many_rows_without_a_known_best_are_the_first_ones() -> None:
-    rows = [row(str(place), {"train_loss": 1.0, "test": {"mine": float(place)}}) for place in range(12)]
+    rows = [row(str(place), *[{"train_loss": 1.0, "test": {"mine": float(place)}}] * 2) for place in range(12)]
     titles = [figure.title for figure in figures(Collection("", "", rows))]
     assert "Training loss over the epochs: the first 11 of 12 rows" in titles

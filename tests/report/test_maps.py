@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pskd.report.maps import maps
-from pskd.report.summary import pass_holm
+from pskd.report.significance import pass_holm
 from pskd.study.cells import Show
 from pskd.study.results import Collection, Row
 
@@ -30,7 +30,7 @@ def collection(show: Show) -> Collection:
 
 def test_a_map_of_paired_differences() -> None:
     (figure,) = maps(collection(Show(map=("images", "epochs"))))
-    assert figure.title == "Top-1 err (%): alpha 0.8 minus 0.0"
+    assert figure.title == "Top-1 err (%): alpha 0.8 minus alpha 0.0"
     assert "images 10, epochs 30: +3*" in figure.alt
     assert "images 10, epochs 100: +0." in figure.alt.replace("+0;", "+0.;")
     assert "epochs 100: +0*" not in figure.alt

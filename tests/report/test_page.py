@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import pytest
 from browser import Browser
@@ -13,7 +16,8 @@ from helpers import pskd
 from pskd.errors import PskdError
 from pskd.report.figure import FORMATS, Figure
 from pskd.report.figures import figures
-from pskd.report.page import Part, report
+from pskd.report.finding import Findings
+from pskd.report.page import Part, Section, report
 from pskd.report.samples import readable, side_by_side
 from pskd.study.cells import Study
 from pskd.study.results import Collection, collect
@@ -34,13 +38,17 @@ def test_figures_and_tables_are_saved(page: Path, finished: Study) -> None:
     assert saved == {f"{figure.name}.{form}" for figure in drawn for form in FORMATS}
     assert all(file.stat().st_size > 1000 for file in (page.parent / "figures").iterdir())
     assert {file.name for file in (page.parent / "tables").iterdir()} == {
-        f"{name}.{form}" for name in ("comparison", "ensembles") for form in ("csv", "tex", "md")
+        f"{name}.{form}" for name in ("comparison", "coverage", "ensembles") for form in ("csv", "tex", "md")
     }
 
 
 def test_numbers_on_the_axes_stay_whole() -> None:
     ticks = [0.1234, 0.1239]
-    svg = Figure("curves", "x", "x", "x", lambda axes: axes.set(yticks=ticks, yticklabels=map(str, ticks))).svg()
+
+    def draw(axes: Any) -> None:
+        axes.set(yticks=ticks, yticklabels=map(str, ticks))
+
+    svg = Figure("curves", "x", "x", "x", draw).svg()
     assert all(f">{tick}<" in svg for tick in ticks)
     assert not re.search(r'\sd="[^"]*\d\.\d{3}', svg)
 
@@ -78,7 +86,8 @@ def test_names_are_shown_as_text(browser: Browser, page: Path) -> None:
         '<script>alert("x")</script> & "CE"'
     )
     assert browser.run("document.scripts.length") == 1
-    assert browser.run("document.querySelector('figcaption').textContent.includes('<script>alert')")
+    assert browser.run("document.querySelector('figure [role=img]').ariaLabel.includes('<script>alert')")
+    assert browser.run("JSON.stringify(JSON.parse(document.querySelector('[data-hover]').dataset.hover))").count("<scr")
 
 
 def test_every_id_stands_once(browser: Browser, page: Path) -> None:
@@ -89,7 +98,7 @@ def test_every_id_stands_once(browser: Browser, page: Path) -> None:
 
 def test_the_papers_number_is_beside_ours(browser: Browser, page: Path) -> None:
     browser.open(page, 1440)
-    assert browser.run("document.querySelector('table small').textContent") == "paper 20.82*"
+    assert browser.run("document.querySelector('table small:not([class])').textContent") == "paper 20.82*"
     assert browser.run("document.body.textContent.includes('optim.lr: 0.1, 0.05')")
 
 
@@ -102,10 +111,116 @@ def test_two_hundred_runs(two_hundred: list[Path], tmp_path: Path) -> None:
 def test_what_a_page_leaves_out_it_says() -> None:
     drawn = [Figure("reliability", f"reliability-{place}", "", "", lambda axes: None) for place in range(17)]
     drawn.append(Figure("ablation", "ablation", "", "", lambda axes: None))
-    part = Part("", Collection("", "", []), [], drawn, None, [], [])
-    (title, diagrams, left_out), (_, ablation, nothing) = part.shown
-    assert (title, diagrams, ablation, nothing) == ("Reliability diagrams", drawn[:15], drawn[17:], "")
-    assert left_out.startswith("The first 15 of 17")
+    part = Part("", Collection("", "", []), Findings([], [], []), {}, [], drawn, None, None, [], [])
+    diagrams, ablation = part.sections
+    assert (diagrams.title, diagrams.figures, ablation.figures) == ("Reliability diagrams", drawn[:15], drawn[17:])
+    assert diagrams.left_out.startswith("The first 15 of 17")
+    assert not ablation.left_out
+
+
+def test_what_is_flat_is_folded_up_and_explained() -> None:
+    def section(*flat: bool) -> Section:
+        return Section("Hard examples", [], [Figure("x", "x", "", "", lambda axes: None, flat=each) for each in flat])
+
+    assert section(True, True).flat
+    assert not section(True, False).flat
+    assert "right least often" in section(True).about
+
+
+def test_what_the_page_opens_with(browser: Browser, page: Path) -> None:
+    browser.open(page, 1440)
+    assert browser.run("document.querySelector('h1').textContent") == "A little study"
+    opening = " ".join(browser.run("document.querySelector('.finding p').textContent").split())
+    label = '<script>alert("x")</script> & "CE"'
+    assert opening.startswith(f"PS-KD against plain cross-entropy ({label}), little.npz, 60 images, 3 seeds:")
+    links = "[...document.querySelectorAll('nav a')].filter(a => !document.getElementById(a.hash.slice(1)))"
+    assert browser.run(f"{links}.length") == 0
+    assert browser.run("document.querySelectorAll('nav a').length") > 8
+
+
+def test_nothing_is_clipped_and_nothing_overlaps(browser: Browser, page: Path) -> None:
+    """Every text of a figure is inside of the figure, and none lies on another; nor do a page's blocks."""
+    browser.open(page, 1440)
+    browser.run("document.querySelectorAll('details').forEach(each => each.open = true)")
+    outside = """[...document.querySelectorAll('figure svg')].flatMap(svg => {
+        const frame = svg.getBoundingClientRect();
+        return [...svg.querySelectorAll('text')].filter(text => {
+            const own = text.getBoundingClientRect();
+            return own.left < frame.left - 1 || own.right > frame.right + 1 || own.top < frame.top - 1
+                || own.bottom > frame.bottom + 1;
+        }).map(text => text.textContent);
+    })"""
+    assert browser.run(outside) == []
+    over = """(boxes => boxes.flatMap(([name, a], i) => boxes.slice(i + 1).filter(([, b]) =>
+        Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2
+        && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3).map(([other]) => `${name} / ${other}`)))"""
+    boxes = "[...%s.querySelectorAll('%s')].map(e => [e.textContent, e.getBoundingClientRect()])"
+    for number in range(browser.run("document.querySelectorAll('figure svg').length")):
+        figure = f"document.querySelectorAll('figure svg')[{number}]"
+        assert browser.run(over + "(" + boxes % (figure, "text") + ")") == []
+    assert (
+        browser.run(over + "(" + boxes % ("document", "h1, h2, .finding, .facts, .wide, figure, article") + ")") == []
+    )
+
+
+def test_a_phone_has_a_fixed_first_column_and_the_rest_behind_a_tap(browser: Browser, page: Path) -> None:
+    browser.open(page, 390)
+    cell = "document.querySelector('table').tBodies[0].rows[0].cells[%s]"
+    browser.run("document.querySelector('.wide').scrollLeft = 100")
+    assert browser.run("document.querySelector('.wide').scrollLeft") > 50
+    left = "getBoundingClientRect().left"
+    assert browser.run(f"{cell % 0}.{left} - document.querySelector('.wide').{left}") == pytest.approx(0, abs=1)
+    shown = "[...document.querySelector('table').tHead.rows[0].cells].filter(e => e.offsetWidth).length"
+    few, everything = browser.run(shown), browser.run("document.querySelector('table').tHead.rows[0].cells.length")
+    assert few < everything
+    browser.run("document.querySelector('.tools .more').click()")
+    assert browser.run(shown) == everything
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_intervals_come_on_demand(browser: Browser, page: Path) -> None:
+    browser.open(page, 1440)
+    shown = "[...document.querySelectorAll('table')[0].querySelectorAll('.interval')].filter(e => e.offsetWidth).length"
+    assert browser.run(shown) == 0
+    browser.run("document.querySelector('.tools .intervals').click()")
+    assert browser.run(shown) == 2 * browser.run("document.querySelector('table').tHead.rows[0].cells.length - 2")
+    arrows = browser.run("[...document.querySelectorAll('table')[0].querySelectorAll('.way')].map(e => e.title)")
+    assert set(arrows) == {"lower is better"}
+
+
+def test_tables_and_figures_can_be_saved_from_the_page(browser: Browser, page: Path) -> None:
+    browser.open(page, 1440)
+    addresses = browser.run("[...document.querySelectorAll('a[download$=csv]')].map(link => link.href)")
+    texts = [unquote(address.partition(",")[2]) for address in addresses]
+    saved = [(page.parent / "tables" / f"{name}.csv").read_text() for name in ("comparison", "coverage", "ensembles")]
+    assert sorted(texts) == sorted(saved)
+    count = browser.run("document.querySelectorAll('figure [role=img]').length")
+    assert browser.run("document.querySelectorAll('a.save').length") == count
+    link = "document.querySelector('a.save')"
+    browser.run(f"{link}.addEventListener('click', event => event.preventDefault()), {link}.click()")
+    svg = browser.run(f"fetch({link}.href).then(answer => answer.text())")
+    tree = ElementTree.fromstring(svg)
+    assert tree.tag == "{http://www.w3.org/2000/svg}svg"
+    assert tree.get("color") == "black"
+
+
+def test_values_are_shown_on_hover(browser: Browser, page: Path) -> None:
+    browser.open(page, 1440)
+    point_at = """(() => {
+        const svg = document.querySelector('%s'), frame = svg.getBoundingClientRect();
+        const [x, y] = %s, scale = frame.width / svg.viewBox.baseVal.width;
+        const at = {clientX: frame.left + x * scale, clientY: frame.top + y * scale};
+        svg.dispatchEvent(new PointerEvent('pointermove', at));
+        return document.getElementById('hover').hidden ? null : document.getElementById('hover').textContent;
+    })()"""
+    curve = "svg[data-hover*=epoch]"
+    first = f"document.querySelector('{curve}').querySelector('[id*=line-] path').getAttribute('d').match(/[\\d.]+/g)"
+    assert re.fullmatch(r".*: [\d.]+ \(epoch 1\)", browser.run(point_at % (curve, f"{first}.map(Number)")))
+    assert browser.run(point_at % (curve, "[1, 1]")) is None
+    matrix = "svg[data-hover*=cells]"
+    box = f"JSON.parse(document.querySelector('{matrix}').dataset.hover).box"
+    middle = f"(box => [(box[0] + box[2]) / 2, (box[1] + box[3]) / 2])({box})"
+    assert re.fullmatch(r"1 taken for 1: \d+", browser.run(point_at % (matrix, middle)))
 
 
 def test_the_baseline_comes_first_wherever_it_stands(finished: Study) -> None:

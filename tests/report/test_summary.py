@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import shutil
 import statistics
 from pathlib import Path
@@ -12,17 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_rel
+from scipy.stats import t, ttest_rel
 
 from pskd.analysis.ensembles import ensemble
-from pskd.report.summary import by_class, compare, paired_chance
+from pskd.report.significance import paired_chance
+from pskd.report.summary import Entry, by_class, compare
 from pskd.study.cells import Paper, Study
 from pskd.study.results import Collection, Row, collect
 
 
 def row(name: str, errors: list[float], changed: tuple[str, ...] = ()) -> Row:
     signatures = {"top1_error": "nrefs:1|case:mixed", "chrf": "not shown"}
-    settings = SimpleNamespace(eval=SimpleNamespace(ece_bins=10))
+    method = SimpleNamespace(name="hard" if name == "CE" else "ps_kd")
+    settings = SimpleNamespace(eval=SimpleNamespace(ece_bins=10), method=method)
     runs: Any = [
         SimpleNamespace(seed=seed, metrics={"top1_error": error}, config=settings, result={"signatures": signatures})
         for seed, error in enumerate(errors)
@@ -37,7 +40,18 @@ def collection(*rows: Row, **options: Any) -> Collection:
 def test_mean_deviation_and_best() -> None:
     table = compare(collection(row("CE", [20.0, 22.0]), row("PS-KD", [18.0, 19.0])))
     first, second = table.frames["ResNet"]
-    assert first.entries[0] == (21.0, statistics.stdev([20.0, 22.0]), False, False, None)
+    assert first.baseline
+    low, high = t.interval(0.95, 1, 21.0, statistics.stdev([20.0, 22.0]) / 2**0.5)
+    assert first.entries[0] == (
+        21.0,
+        statistics.stdev([20.0, 22.0]),
+        False,
+        "",
+        None,
+        pytest.approx(low),
+        pytest.approx(high),
+        None,
+    )
     assert second.entries[0] is not None
     assert second.entries[0].best
     assert table.shown("top1_error", second.entries[0]) == "18.50 ± 0.71"
@@ -51,7 +65,8 @@ def test_a_row_alone_is_compared_with_nothing() -> None:
 
 def test_one_seed_has_no_deviation_and_proves_nothing() -> None:
     table = compare(collection(row("CE", [20.0]), row("PS-KD", [1.0])))
-    assert table.frames["ResNet"][1].entries[0] == (1.0, None, True, False, None)
+    assert table.frames["ResNet"][1].entries[0] == (1.0, None, True, "", None, None, None, None)
+    assert not table.has_intervals
     assert any("no difference here is called significant" in note for note in table.notes)
 
 
@@ -59,7 +74,12 @@ def test_significance_is_a_paired_test_with_correction_for_the_number_of_rows() 
     plain = [20.0, 24.0, 22.0]
     sure, unsure = [value - 5 - 0.1 * i for i, value in enumerate(plain)], [19.0, 24.5, 21.0]
     table = compare(collection(row("CE", plain), row("A", sure), row("B", unsure)))
-    assert [line.entries[0].significant for line in table.frames["ResNet"] if line.entries[0]] == [False, True, False]
+    assert [line.entries[0].verdict for line in table.frames["ResNet"] if line.entries[0]] == ["", "better", ""]
+    entry = table.frames["ResNet"][1].entries[0]
+    assert entry is not None
+    assert table.change("top1_error", entry) == "↓ better"
+    assert table.interval("top1_error", entry) == "-5.35 to -4.85"
+    assert "**16.90 ± 1.95**†" in table.markdown()
     # Alone at p = 0.036, but not among three.
     close = [value + difference for value, difference in zip(plain, (-1.0, -1.5, -1.2), strict=True)]
     chance = paired_chance([-1.0, -1.5, -1.2])
@@ -68,8 +88,14 @@ def test_significance_is_a_paired_test_with_correction_for_the_number_of_rows() 
     assert 0.03 < paired_chance([-1.0, -1.8, -1.9]) < 0.05
     alone = compare(collection(row("CE", plain), row("A", spread)))
     among = compare(collection(row("CE", plain), row("A", spread), row("B", unsure), row("C", unsure)))
-    assert alone.frames["ResNet"][1].entries[0].significant  # type: ignore[union-attr]
-    assert not among.frames["ResNet"][1].entries[0].significant  # type: ignore[union-attr]
+    assert alone.frames["ResNet"][1].entries[0].verdict == "better"  # type: ignore[union-attr]
+    assert not among.frames["ResNet"][1].entries[0].verdict  # type: ignore[union-attr]
+    # The baseline is the plain row, wherever it stands; what is worse is said as well.
+    turned = compare(collection(row("A", [value + 5 + 0.1 * i for i, value in enumerate(plain)]), row("CE", plain)))
+    assert [line.baseline for line in turned.frames["ResNet"]] == [False, True]
+    assert turned.frames["ResNet"][0].entries[0].verdict == "worse"  # type: ignore[union-attr]
+    assert "27.10 ± 2.05‡" in turned.markdown()
+    assert r"$^\ddagger$" in turned.latex()
 
 
 def test_false_claims_are_rare() -> None:
@@ -79,7 +105,7 @@ def test_false_claims_are_rare() -> None:
     for _ in range(300):
         rows = [row(str(name), draw.normal(20, 1, 3).tolist()) for name in range(5)]
         lines = compare(collection(*rows)).frames["ResNet"]
-        wrong += any(line.entries[0].significant for line in lines if line.entries[0])
+        wrong += any(line.entries[0].verdict for line in lines if line.entries[0])
     assert wrong <= 27  # 15 expected at the most; 27 has a chance of one in a thousand
 
 
@@ -99,7 +125,8 @@ def test_rows_that_the_paper_quotes_stand_by_themselves() -> None:
     table = compare(collection(row("CE", [23.0, 25.0]), row("PS-KD", [24.0, 25.0]), paper=paper))
     assert list(table.frames) == ["literature", "ResNet"]
     (quoted,) = table.frames["literature"]
-    assert (quoted.label, quoted.seeds, quoted.entries) == ("DenseNet-264", 0, [(22.15, None, False, False, None)])
+    assert (quoted.label, quoted.seeds) == ("DenseNet-264", 0)
+    assert quoted.entries == [Entry(22.15)]
     assert table.frames["ResNet"][0].entries[0].best  # type: ignore[union-attr]  # among the runs
     assert table.notes[-1] == "Literature: what Table 4 quotes from others, no run of ours."
     assert "| literature · DenseNet-264 | 0 | 22.15 |" in table.markdown()
@@ -107,7 +134,10 @@ def test_rows_that_the_paper_quotes_stand_by_themselves() -> None:
 
 def test_average_precision_by_class_beside_the_papers() -> None:
     def detector(name: str, *found: dict[str, float]) -> Row:
-        runs: Any = [SimpleNamespace(seed=seed, metrics={"ap_per_class": one}) for seed, one in enumerate(found)]
+        config = SimpleNamespace(method=SimpleNamespace(name="hard"))
+        runs: Any = [
+            SimpleNamespace(seed=seed, metrics={"ap_per_class": one}, config=config) for seed, one in enumerate(found)
+        ]
         return Row({"trunk": name}, runs)
 
     classes = Paper(table="Table S3", columns=("cat", "dog"), rows={"LS": (0.8749, 0.8782)})
@@ -147,7 +177,8 @@ def test_a_study_and_its_ensembles(finished: Study) -> None:
 
 def test_runs_named_one_by_one_are_rows_by_what_differs(finished: Study, tmp_path: Path) -> None:
     (runs,) = collect([finished.run_folder(key) for key in finished.cells()])
-    assert [(row.name, len(row.runs)) for row in runs.rows] == [("hard", 3), ("ps_kd", 3)]
+    assert [(row.name, len(row.runs)) for row in runs.rows] == [("plain cross-entropy", 3), ("PS-KD", 3)]
+    assert runs.title == "Plain cross-entropy and PS-KD on little.npz"
 
 
 def test_a_run_that_differs_in_many_settings_is_named_by_its_folder(finished: Study, tmp_path: Path) -> None:
@@ -165,23 +196,23 @@ def test_a_run_that_differs_in_many_settings_is_named_by_its_folder(finished: St
         text = text.replace(before, after)
     (other / "config.yaml").write_text(text)
     (runs,) = collect([one, other])
-    assert [row.name for row in runs.rows] == [one.name, "other"]
+    assert [row.name for row in runs.rows] == [f"plain cross-entropy ({one.name})", "plain cross-entropy (other)"]
 
 
 def test_the_same_settings_and_seed_twice_are_two_rows(finished: Study, tmp_path: Path) -> None:
     one = finished.run_folder(next(iter(finished.cells())))
     other = Path(shutil.copytree(one, tmp_path / "again"))
     (runs,) = collect([one, other])
-    assert [row.name for row in runs.rows] == [str(one), str(other)]
+    assert [row.name for row in runs.rows] == [f"plain cross-entropy ({path})" for path in (one, other)]
 
 
-def test_runs_on_different_test_data_have_no_ensemble(finished: Study, tmp_path: Path) -> None:
+def test_runs_on_different_data_are_never_in_one_table(finished: Study, tmp_path: Path) -> None:
     one, two, *_ = [finished.run_folder(key) for key in finished.cells()]
-    other = Path(shutil.copytree(two, tmp_path / "elsewhere"))
-    with np.load(other / "predictions.npz") as file:
-        np.savez(other / "predictions.npz", **{**file, "fingerprint": np.array("another")})
-    (runs,) = collect([one, other])
-    table = compare(runs, ensembles=True)
-    assert set(table.frames[""][0].entries) == {None}
-    assert "tested on different data" in table.notes[0]
-    assert compare(runs).frames[""][0].seeds == 2
+    tested = Path(shutil.copytree(two, tmp_path / "tested elsewhere"))
+    with np.load(tested / "predictions.npz") as file:
+        np.savez(tested / "predictions.npz", **{**file, "fingerprint": np.array("another")})
+    taught = Path(shutil.copytree(two, tmp_path / "taught elsewhere"))
+    result = json.loads((taught / "result.json").read_text())
+    (taught / "result.json").write_text(json.dumps({**result, "data_fingerprint": "another"}))
+    assert [len(each.runs) for each in collect([one, two])] == [2]
+    assert [len(each.runs) for each in collect([one, tested, two, taught])] == [2, 1, 1]

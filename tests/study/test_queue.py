@@ -78,6 +78,29 @@ def kill_one_of_three(study: Study, url: str | None) -> None:
 AXES = {"method": {"CE": {"method": "hard"}, "TF-KD": TEACHER}, "seed": [0, 1, 2]}
 
 
+def test_all_methods_of_a_seed_come_before_the_next_one(tmp_path: Path) -> None:
+    """Also the one that has to wait for its teacher; while nothing else can be done, the next seed is begun."""
+    axes = {"method": {"CE": {"method": "hard"}, "TF-KD": TEACHER, "PS-KD": {"method": "ps_kd"}}, "seed": [0, 1]}
+    study = small_study(tmp_path, axes)
+    queue, order = Queue(study), list[str]()
+
+    def train(cell: Any, _: Any) -> float:
+        order.append(f"{cell.labels['method']} {cell.labels['seed']}")
+        if order == ["CE 0"]:  # meanwhile a second worker takes all that may be done
+            queue.advance()
+            queue.take(train)
+            queue.advance()
+            queue.take(train)
+        study.run_folder(cell.key).mkdir()
+        (study.run_folder(cell.key) / "result.json").write_text("{}")
+        return 0.0
+
+    while len(order) < 6:
+        queue.advance()
+        queue.take(train)
+    assert order == ["CE 0", "PS-KD 0", "CE 1", "TF-KD 0", "TF-KD 1", "PS-KD 1"]
+
+
 def test_one_of_three_workers_is_killed(tmp_path: Path) -> None:
     kill_one_of_three(small_study(tmp_path, AXES), None)
 

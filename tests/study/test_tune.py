@@ -16,7 +16,7 @@ from pskd.study.cells import Study, expand
 from pskd.study.queue import Queue, State
 from pskd.study.ranges import Range
 from pskd.study.results import Collection, Row
-from pskd.study.tune import TOGETHER, choose, search, tune
+from pskd.study.tune import TOGETHER, candidate_lines, choose, search, tune
 
 
 def test_a_search_holds_out_a_tenth_and_never_shows_the_test_set() -> None:
@@ -82,6 +82,20 @@ def test_accuracy_and_calibration_together() -> None:
         choose(study, searched, "aurc")
 
 
+def test_candidates_are_shown_with_what_they_were_chosen_by() -> None:
+    rows = [row(0.0, 24, 12, 1.0), row(0.8, 21, 2, 0.8)]
+    rows.append(Row(rows[0].labels, rows[0].runs[:1]))  # one seed was pruned
+    choice = choose(Collection("search", "", rows), [Range("method.alpha", [])], TOGETHER)
+    header, *lines = candidate_lines(rows, choice)
+    assert header.split() == ["seeds", "Top-1", "err", "(%)", "ECE", "(%)", "NLL"]
+    assert [" ".join(line.split()) for line in lines] == [
+        "method.alpha=0.0 2 24.00 ± 1.41 12.00 ± 1.41 1.0000 ± 0.0000",
+        "method.alpha=0.8 2 21.00 ± 1.41 2.00 ± 1.41 0.8000 ± 0.0000 <- chosen",
+        "method.alpha=0.0 1 23.00 13.00 1.0000 (fewer seeds: pruned)",
+    ]
+    assert len({line.index(" ± ") for line in lines[:2]}) == 1
+
+
 def test_runs_that_are_worse_than_the_median_are_given_up(tmp_path: Path) -> None:
     file = search("digits", [Range("optim.lr", [0.1 * n for n in range(1, 8)])], ["epochs=6"], seeds=1, trials=None)
     study = Study.of("search", file.model_copy(update={"prune": True}), tmp_path)
@@ -112,6 +126,10 @@ def test_a_whole_search(tmp_path: Path) -> None:
     choice = tune("digits", ranges, [*SMALL, "train.threads=1"], tmp_path, seeds=2, workers=2, say=lines.append)
     assert choice.settings["method.alpha"] in (0.0, 0.8)
     assert any(line.startswith("chosen: method.alpha=") for line in lines)
+    text = "\n".join(lines)
+    assert text.count("<- chosen") == 1
+    assert "test result with method.alpha=" in text
+    assert all(str(path) in text for path in (tmp_path / "final" / "runs").iterdir())
     final = [RunFolder(path).config() for path in (tmp_path / "final" / "runs").iterdir()]
     assert len(final) == 2
     assert {config.data.val_fraction for config in final} == {0.0}  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,9 +25,11 @@ from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.metrics.detection import Detections, Objects, voc_average_precision
 from pskd.recipes import read_recipe
+from pskd.report.page import report
 from pskd.report.tables import result_lines
 from pskd.runs.checkpoint import Checkpoints
 from pskd.tasks.detection import Detection
+from pskd.tasks.detection.drawing import class_colour
 from pskd.use import evaluate, predict
 
 TINY = (
@@ -111,8 +114,37 @@ def test_is_used_without_its_trunks_run(finished: Path, trunk: Path, tmp_path: P
         with Image.open(answer.to_dict()["drawing"]) as drawn:
             assert drawn.format == "PNG"
             assert drawn.size == (size * (400 // size),) * 2
-            red, green, _ = np.asarray(drawn).astype(int).transpose(2, 0, 1)
-            assert ((red - green) > 200).sum() > 20
+            painted = {tuple(pixel) for pixel in np.asarray(drawn).reshape(-1, 3)}
+        places = {int(item["class"]) for item in answer.to_dict()["objects"]}
+        assert {class_colour(place) for place in places} <= painted  # each class has a colour of its own
+    assert len({class_colour(place) for place in range(80)}) == 80
+
+
+def test_the_page_shows_its_boxes(finished: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    with np.load(run / "predictions.npz", allow_pickle=False) as stored:
+        kept = dict(stored)
+    # All objects of the first image are found, and one is in the second that is not there.
+    first = kept["object_image"] == 0
+    found = {name: kept[f"object_{name}"][first] for name in ("image", "label", "boxes")}
+    wrong = {"image": np.array([1]), "label": np.array([3]), "boxes": np.array([[0.0, 0.0, 5.0, 5.0]])}
+    kept |= {f"detected_{name}": np.concatenate((found[name], wrong[name])) for name in found}
+    kept["detected_scores"] = np.full(int(first.sum()) + 1, 0.75)
+    np.savez(run / "predictions.npz", **kept)
+    report([run], tmp_path / "page.html", samples=[0, 1])
+    page = (tmp_path / "page.html").read_text()
+    label = int(kept["object_label"][0])
+    assert f'stroke="#{"".join(f"{part:02x}" for part in class_colour(label))}"><title>{label} 0.75</title>' in page
+    assert page.count('class="really"') == np.isin(kept["object_image"], _shown(page)).sum()
+    assert "image 1: 0 of " in page
+    assert "found, 1 wrong" in page
+    np.savez(run / "predictions.npz", **{**kept, "detected_label": kept["detected_label"] + 1000})
+    report([run], tmp_path / "page.html")  # a damaged file takes only the images away
+    assert 'class="really"' not in (tmp_path / "page.html").read_text()
+
+
+def _shown(page: str) -> list[int]:
+    return [int(number) for number in re.findall(r'<image id="[^"]*-image-(\d+)"', page)]
 
 
 def test_c4_with_frozen_parts_several_sizes_and_validation(trunk: Path, tmp_path: Path) -> None:

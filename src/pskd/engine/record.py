@@ -64,6 +64,7 @@ def provenance(
         "seed": config.train.seed,
         "ece_bins": config.eval.ece_bins,
         "num_classes": task.num_classes,
+        "training_samples": task.num_samples,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seconds": {
             "training": sum(state.epoch_seconds),

@@ -83,6 +83,7 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
+    title: ClassVar[str] = ""  # its name for people; empty: the one it is registered by
     needs: frozenset[str] = frozenset()
     plain: ClassVar[bool] = False  # its targets are the labels as they are: the baseline of a comparison
     shares_mix: ClassVar[bool] = False  # with Cutout, CutMix or Mixup, half of a batch is distilled, the other mixed

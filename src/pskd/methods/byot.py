@@ -38,6 +38,7 @@ class BYOT(Method):
     """
 
     name = "byot"
+    title = "BYOT"
     takes_weight = True
     needs = frozenset({"head_logits", "head_features"})
 

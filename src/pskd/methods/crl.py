@@ -39,6 +39,7 @@ class CRL(Remembering):
     """
 
     name = "crl"
+    title = "CRL"
     shares_mix = True
     takes_weight = True
     memory: PredictionBank

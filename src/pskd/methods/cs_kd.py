@@ -49,6 +49,7 @@ class CSKD(Method):
     """
 
     name = "cs_kd"
+    title = "CS-KD"
     shares_mix = True
     takes_weight = True
     python_only = ("lam",)  # which is `weight` there

@@ -32,6 +32,7 @@ class DDGSD(Method):
     """
 
     name = "ddgsd"
+    title = "DDGSD"
     shares_mix = True
     takes_weight = True
     needs = frozenset({"view_logits"})

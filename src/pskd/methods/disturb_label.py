@@ -35,6 +35,7 @@ class DisturbLabel(Paced):
     """
 
     name = "disturb_label"
+    title = "DisturbLabel"
     needs = frozenset({"index"})
     takes_weight = True
 

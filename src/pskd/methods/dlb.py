@@ -46,6 +46,7 @@ class DLB(Paced):
     """
 
     name = "dlb"
+    title = "DLB"
     shares_mix = True
     needs = frozenset({"view", "last_logits"})
 

@@ -39,6 +39,7 @@ class ELR(Banked):
     """
 
     name = "elr"
+    title = "ELR"
 
     def __init__(
         self,

@@ -30,6 +30,7 @@ class Focal(Method):
     """
 
     name = "focal"
+    title = "focal loss"
     takes_weight = True
 
     def __init__(self, gamma: NotNegative = 2.0, *, reduction: Reduction = "mean", weight: ClassWeight = None) -> None:

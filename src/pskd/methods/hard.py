@@ -22,6 +22,7 @@ class Hard(Method):
     """
 
     name = "hard"
+    title = "plain cross-entropy"
     plain = True
     takes_heads = takes_weight = True
 

@@ -35,6 +35,7 @@ class LabelSmoothing(Method):
     """
 
     name = "label_smoothing"
+    title = "label smoothing"
     takes_heads = takes_weight = True
 
     def __init__(

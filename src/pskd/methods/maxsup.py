@@ -34,6 +34,7 @@ class MaxSup(Paced):
     """
 
     name = "maxsup"
+    title = "MaxSup"
     takes_weight = True
 
     def __init__(

@@ -34,6 +34,7 @@ class MeanTeacher(Consistency):
     """
 
     name = "mean_teacher"
+    title = "mean teacher"
 
     def __init__(
         self,

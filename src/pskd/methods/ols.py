@@ -41,6 +41,7 @@ class OLS(Paced):
     """
 
     name = "ols"
+    title = "OLS"
     shares_mix = True
     takes_weight = True
 

@@ -70,6 +70,7 @@ class PSKD(Remembering):
     """
 
     name = "ps_kd"
+    title = "PS-KD"
     shares_mix = True
     takes_heads = takes_weight = True
     python_only = ("steps",)

@@ -38,6 +38,7 @@ class SAT(Banked):
     """
 
     name = "sat"
+    title = "SAT"
 
     def __init__(
         self,

@@ -35,6 +35,7 @@ class TemporalEnsembling(Consistency, Banked):
     """
 
     name = "temporal_ensembling"
+    title = "temporal ensembling"
 
     def __init__(
         self,

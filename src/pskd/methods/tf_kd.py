@@ -57,6 +57,7 @@ class TFKD(Method):
     """
 
     name = "tf_kd"
+    title = "TF-KD"
     takes_weight = True
 
     def __init__(

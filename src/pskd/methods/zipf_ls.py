@@ -37,6 +37,7 @@ class ZipfLS(Method):
     """
 
     name = "zipf_ls"
+    title = "Zipf label smoothing"
     takes_weight = True
 
     def __init__(self, lam: NotNegative = 0.1, *, reduction: Reduction = "mean", weight: ClassWeight = None) -> None:

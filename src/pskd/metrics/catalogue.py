@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 FACTORS = {"": 1.0, "%": 100.0, "x1000": 1000.0}  # what a fraction is multiplied by to be in a unit
 # Numbers of a result that say something of the run, not how good it is.
-ABOUT_THE_RUN = frozenset({"epoch", "seed", "ece_bins", "num_classes", "parameters", "processes"})
+ABOUT_THE_RUN = frozenset({"epoch", "seed", "ece_bins", "num_classes", "training_samples", "parameters", "processes"})
 
 
 class Metric(NamedTuple):

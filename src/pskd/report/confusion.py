@@ -24,7 +24,7 @@ def confusions(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -
             continue
         matrix, classes = found
 
-        def draw(axes: Any, matrix: Tensor = matrix, classes: Sequence[str] = classes) -> None:
+        def draw(axes: Any, matrix: Tensor = matrix, classes: Sequence[str] = classes) -> dict[str, Any]:
             share = 100 * matrix.double() / matrix.sum(1, keepdim=True).clamp_min(1)
             axes.imshow(share.numpy(), cmap="Blues", vmin=0, vmax=100, interpolation="nearest", aspect="auto")
             axes.set(xlabel="taken for", ylabel="class")
@@ -32,6 +32,8 @@ def confusions(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -
                 short = [name if len(name) <= NAME else f"{name[: NAME - 1]}…" for name in classes]
                 axes.set_xticks(range(len(classes)), short, rotation=90, fontsize=6, parse_math=False)
                 axes.set_yticks(range(len(classes)), short, fontsize=6, parse_math=False)
+            said = len(classes) <= NAMED
+            return {"cells": {"names": list(classes), "values": matrix.tolist()}} if said else {}
 
         yield Figure(
             "confusion",
@@ -40,14 +42,15 @@ def confusions(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -
             f"Which class {row.name} takes for which, in % of a class's samples. {in_words(matrix, classes)}",
             draw,
             (4.2, 3.6),
+            in_words(matrix, classes, 3),
         )
 
 
-def in_words(matrix: Tensor, classes: Sequence[str]) -> str:
+def in_words(matrix: Tensor, classes: Sequence[str], most: int = 5) -> str:
     """The most confused pairs."""
     pairs = [
         f"{classes[pair.label]} for {classes[pair.taken_for]} ({pair.times:,}, {pair.share:.1%} of them)"
-        for pair in most_confused(matrix)
+        for pair in most_confused(matrix, most)
     ]
     return f"Most often it takes {'; '.join(pairs)}." if pairs else "It makes no mistake."
 

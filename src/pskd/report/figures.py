@@ -12,7 +12,7 @@ import torch
 from pskd.metrics import functional
 from pskd.metrics.catalogue import METRICS
 from pskd.report.confusion import confusions
-from pskd.report.figure import COLOURS, INK, POINTS, Figure, Palette, slug, titled
+from pskd.report.figure import COLOURS, INK, POINTS, SAID, Figure, Palette, slug, titled
 from pskd.report.maps import maps
 from pskd.report.training import curves, hard_examples, rescaling
 from pskd.study.results import Collection, Row, Scores
@@ -20,6 +20,9 @@ from pskd.study.results import Collection, Row, Scores
 LINES = len(COLOURS)  # in a frame
 FRAMES = 6  # of a collection that have figures
 FEW = 0.05  # of the samples: a single wrong one among them would press a risk-coverage curve flat
+LEAST = 10  # samples of a bin that says something
+NUMBERED = 20  # bins that have room for the number of their samples
+BANDS = 4  # lines at most whose bands can be told apart
 
 
 def figures(collection: Collection) -> list[Figure]:
@@ -62,11 +65,11 @@ def _scores(row: Row) -> Scores | None:
     return Scores(*(torch.cat(each) for each in zip(*parts, strict=True))) if parts else None
 
 
-def _means(rows: Sequence[Row], metric: str) -> str:
+def _means(rows: Sequence[Row], metric: str, *, named: bool = True) -> str:
     """`CE 23.01, PS-KD 15.88`"""
-    numbers = [(row.short, row.values(metric)) for row in rows]
+    numbers = [(f"{row.short} " if named else "", row.values(metric)) for row in rows]
     means = ((name, METRICS[metric].text(statistics.fmean(values))) for name, values in numbers if values)
-    return ", ".join(f"{name} {mean}" for name, mean in means)
+    return ", ".join(f"{name}{mean}" for name, mean in means)
 
 
 def calibration(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -> Iterator[Figure]:
@@ -79,12 +82,30 @@ def calibration(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) 
         axes.plot([0, 1], [0, 1], "--", color=INK, alpha=0.5, linewidth=1)
         for row, scores in scored:
             bins = functional.reliability_bins_from(*scores, row.runs[0].config.eval.ece_bins)
-            filled = bins.counts > 0
-            axes.plot(bins.confidence[filled], bins.accuracy[filled], label=row.short, **palette(row.short))
+            counts = bins.counts.numpy() / len(row.runs)
+            kept = counts >= LEAST
+            x, y, counts = bins.confidence.numpy()[kept], bins.accuracy.numpy()[kept], counts[kept]
+            style = palette(row.short)
+            (line,) = axes.plot(x, y, label=row.short, color=style["color"], linewidth=1.2)
+            line.notes = [f"{count:,.0f} samples" for count in counts]
+            sizes = 6 + 90 * counts / max(1, len(scores.correct) / len(row.runs))
+            axes.scatter(x, y, sizes, color=style["color"], marker=style["marker"], zorder=3, linewidths=0)
+            if len(scored) <= BANDS:
+                axes.fill_between(x, *_wilson(y, counts), color=style["color"], alpha=0.15, lw=0)
         axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1.01), ylim=(0, 1.01))
 
     alt = f"Accuracy over confidence; the diagonal is perfect calibration. ECE in %: {_means(rows, 'ece')}."
-    yield Figure("calibration", f"calibration{suffix}", titled("Calibration", frame), alt, draw)
+    bands = "; bands: 95% intervals" if len(scored) <= BANDS else ""
+    caption = f"On the diagonal a model is as often right as it says. Larger marks: more samples{bands}."
+    yield Figure("calibration", f"calibration{suffix}", titled("Calibration", frame), alt, draw, caption=caption)
+
+
+def _wilson(share: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Wilson's 95% interval of a share of ``count`` samples."""
+    z = 1.96
+    centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    margin = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    return centre - margin, centre + margin
 
 
 def risk_coverage(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -> Iterator[Figure]:
@@ -101,10 +122,12 @@ def risk_coverage(rows: Sequence[Row], frame: str, suffix: str, palette: Palette
             take = torch.linspace(0, len(curve.risk) - 1, min(POINTS, len(curve.risk))).long()
             style = palette(row.short) | {"marker": None}
             axes.plot(curve.coverage[take], 100 * curve.risk[take], label=row.short, **style)
-        axes.set(xlabel="coverage", ylabel="error of what is covered (%)", xlim=(0, 1), ylim=(0, 105 * highest))
+        axes.set(xlabel="coverage", ylabel="error of what is covered (%)", xlim=(0, 1.01), ylim=(0, 105 * highest))
 
     alt = f"Error rate among the most confident samples, over their share. AURC x 1000: {_means(rows, 'aurc')}."
-    yield Figure("risk_coverage", f"risk-coverage{suffix}", titled("Risk and coverage", frame), alt, draw)
+    caption = "The error if a model answers only where it is surest. Lower is better."
+    title = titled("Risk and coverage", frame)
+    yield Figure("risk_coverage", f"risk-coverage{suffix}", title, alt, draw, caption=caption)
 
 
 def reliability(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -> Iterator[Figure]:
@@ -121,7 +144,7 @@ def reliability(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) 
             left, right, sure = edges[:-1][filled], accuracy[filled], confidence[filled]
             low, high = np.minimum(right, sure), np.maximum(right, sure)
             colour = palette(row.short)["color"]
-            axes.bar(left, right, 0.94 * width, align="edge", color=colour, alpha=0.65, label="accuracy")
+            bars = axes.bar(left, right, 0.94 * width, align="edge", color=colour, alpha=0.65, label="accuracy")
             gap = {
                 "facecolor": "none",
                 "hatch": "////",
@@ -131,8 +154,10 @@ def reliability(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) 
             }
             axes.bar(left, high - low, 0.94 * width, low, align="edge", **gap)
             axes.plot([0, 1], [0, 1], "--", color=INK, alpha=0.5, linewidth=1)
-            for x, top, count in zip(left, high, counts[filled], strict=True):
-                axes.text(x + width / 2, top + 0.015, f"{count:,}", ha="center", va="bottom", fontsize=5.5)
+            for bar, right_share, confident, count in zip(bars, right, sure, counts[filled], strict=True):
+                bar.set_gid(f"{SAID}{count:,} samples: confidence {confident:.3f}, accuracy {right_share:.3f}")
+            for x, top, count in zip(left, high, counts[filled], strict=True) if len(counts) <= NUMBERED else ():
+                axes.text(x + width / 2, top + 0.015, _short(count), ha="center", va="bottom", fontsize=5.5)
             axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.08))
 
         counts = ", ".join(f"{int(count):,}" for count in bins.counts)
@@ -147,7 +172,13 @@ def reliability(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) 
             alt,
             draw,
             (3.6, 3.2),
+            f"Numbers: samples of a bin{f', {len(row.runs)} seeds together' if seeds else ''}."
+            f" ECE {_means([row], 'ece', named=False)}%.",
         )
+
+
+def _short(count: int) -> str:
+    return f"{count / 1000:.1f}k" if count >= 10_000 else f"{count:,}"
 
 
 def per_class_ap(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -> Iterator[Figure]:
@@ -165,7 +196,9 @@ def per_class_ap(rows: Sequence[Row], frame: str, suffix: str, palette: Palette)
         for place, (label, of_runs) in enumerate(tables.items()):
             means = [np.mean([one[name] for one in of_runs if name in one] or [np.nan]) for name in classes]
             at = np.arange(len(classes)) + (place - (len(tables) - 1) / 2) * height
-            axes.barh(at, means, height, color=palette(label)["color"], label=label)
+            bars = axes.barh(at, means, height, color=palette(label)["color"], label=label)
+            for bar, name, mean in zip(bars, classes, means, strict=True):
+                bar.set_gid(f"{SAID}{label}, {name}: {mean:.4f}")
         axes.set(xlabel="average precision", yticks=range(len(classes)), yticklabels=classes)
         axes.invert_yaxis()
 
@@ -187,7 +220,8 @@ def ablation(collection: Collection) -> Iterator[Figure]:
                 axes.plot([place] * len(own), own, ".", color=COLOURS[0], alpha=0.6, markersize=4)
             spread = [statistics.stdev(own) if len(own) > 1 else 0.0 for own in values]
             centre = [statistics.fmean(own) for own in values]
-            axes.errorbar(at, centre, spread, color=COLOURS[5], marker="o", markersize=4, capsize=2)
+            bars = axes.errorbar(at, centre, spread, color=COLOURS[5], marker="o", markersize=4, capsize=2)
+            bars.lines[0].set_label(METRICS[metric].heading)
             axes.set(xlabel=x, ylabel=f"{collection.show.split} {METRICS[metric].heading}")
 
         means = ", ".join(f"{place:g}: {statistics.fmean(own):.4g}" for place, own in zip(at, values, strict=True))
@@ -197,4 +231,5 @@ def ablation(collection: Collection) -> Iterator[Figure]:
             f"{METRICS[metric].heading} over {x}",
             f"Mean {METRICS[metric].heading} over {x}: {means}.",
             draw,
+            caption="Dots: seeds; bars: their standard deviation.",
         )

@@ -10,10 +10,15 @@ import numpy as np
 
 from pskd.metrics.catalogue import METRICS
 from pskd.report.figure import Figure, slug
-from pskd.report.summary import ENOUGH_SEEDS, LEVEL, paired_chance, pass_holm
+from pskd.report.significance import ENOUGH_SEEDS, LEVEL, paired_chance, pass_holm
 from pskd.study.results import Collection, Row
 
 BETTER, WORSE = "#3b82d6", "#d6453d"
+
+READING = (
+    "Mean difference over paired seeds; blue is better, red is worse; * differs from 0 (paired t-test,"
+    f" {LEVEL:.0%}, Holm's correction over the map)."
+)
 
 
 class Difference(NamedTuple):
@@ -39,7 +44,7 @@ def maps(collection: Collection) -> Iterator[Figure]:
             }
             if found and METRICS[metric].higher_is_better is not None:
                 baseline = next(iter(collection.frames.values()))[0].short
-                yield _map(found, metric, short, baseline, (down, across), list(collection.rows[0].labels)[-1])
+                yield _map(found, metric, short, baseline, (down, across))
 
 
 def _map(
@@ -48,7 +53,6 @@ def _map(
     short: str,
     baseline: str,
     axes_names: tuple[str, str],
-    varied: str,
 ) -> Figure:
     downs, acrosses = (list(dict.fromkeys(labels[side] for labels in found)) for side in (0, 1))
     sure = pass_holm({labels: each.chance for labels, each in found.items() if each.chance is not None})
@@ -79,9 +83,8 @@ def _map(
     return Figure(
         "map",
         f"map-{slug(short)}-{slug(metric)}",
-        f"{about.heading}: {varied} {short} minus {baseline}",
-        f"Mean difference over paired seeds; blue is better, red is worse; * differs from 0 (paired t-test,"
-        f" {LEVEL:.0%}, Holm's correction over the map). {words}.",
+        f"{about.heading}: {short} minus {baseline}",
+        f"{READING} {words}.",
         draw,
     )
 

@@ -11,10 +11,14 @@ from typing import Any, NamedTuple
 
 from pskd import __version__
 from pskd.config import flat
+from pskd.report.coverage import coverage
 from pskd.report.figure import Figure, slug
 from pskd.report.figures import FRAMES, figures
+from pskd.report.finding import FEW_GROUPS, Findings, facts, findings
+from pskd.report.maps import READING
 from pskd.report.samples import SideBySide, side_by_side
 from pskd.report.scaled import NO_VALIDATION, after_temperature
+from pskd.report.scenes import Scenes, scenes
 from pskd.report.summary import Table, by_class, compare
 from pskd.runs.files import one_line_errors, write_atomic
 from pskd.study.results import Collection, Run, collect
@@ -31,7 +35,42 @@ TITLES = {
     "ablation": "Ablation",
     "map": "Where it helps, and where it does not",
 }
+TABLES = {
+    "comparison": "Comparison",
+    "ensembles": "Ensembles",
+    "calibrated": "After temperature scaling",
+    "coverage": "Calibration and confidence",
+    "by-class": "Average precision by class",
+}
+EXPLAINED = {
+    TITLES["map"]: READING,
+    "Ensembles": "The mean of the probabilities of a row's seeds, as if they were one model.",
+    "Hard examples": "The training samples that the plain model gets right least often: how much probability each"
+    " method gives to their true class and to its own favourite while it learns.",
+    "Gradient rescaling": "PS-KD takes smaller steps on samples that its past predictions already knew: a factor of 1"
+    " is plain training, 0 learns nothing from a sample.",
+    "Reliability diagrams": "How often a method is right where it says how sure it is; hatched is what it is too sure,"
+    " or not sure enough.",
+}
 DIAGRAMS = 15  # pictures of a single row that a page shows of a collection
+
+
+class Section(NamedTuple):
+    """What stands under one title of the page."""
+
+    title: str
+    tables: Sequence[Table]
+    figures: Sequence[Figure]
+    left_out: str = ""  # a word on what is not shown
+
+    @property
+    def about(self) -> str:
+        return EXPLAINED.get(self.title, "")
+
+    @property
+    def flat(self) -> bool:
+        """Whether there is nothing to see: it is then folded up."""
+        return not self.tables and bool(self.figures) and all(figure.flat for figure in self.figures)
 
 
 class Part(NamedTuple):
@@ -39,20 +78,36 @@ class Part(NamedTuple):
 
     name: str
     collection: Collection
+    findings: Findings
+    facts: Mapping[str, str]
     tables: Sequence[Table]
     figures: Sequence[Figure]
     samples: SideBySide | None
+    scenes: Scenes | None
     origins: Sequence[Mapping[str, str]]
     settings: Sequence[tuple[str, Mapping[str, Any]]]
 
     @property
-    def shown(self) -> Iterator[tuple[str, Sequence[Figure], str]]:
-        """The figures of the page, those of one title together, and a word on what it leaves out."""
-        for title in dict.fromkeys(TITLES[figure.kind] for figure in self.figures):
+    def sections(self) -> Iterator[Section]:
+        """Tables and figures by title: the first table, what the study asks for, then the rest."""
+        tables = {table.name: table for table in self.tables}
+        first = [TITLES[kind] for kind in self.collection.show.first if kind in TITLES]
+        titles = [TABLES[table.name] for table in self.tables]
+        rest = [TITLES[figure.kind] for figure in self.figures]
+        for title in dict.fromkeys([*titles[:1], *(title for title in first if title in rest), *titles, *rest]):
             members = [figure for figure in self.figures if TITLES[figure.kind] == title]
-            most = DIAGRAMS if members[0].kind in ("reliability", "confusion") else len(members)
+            most = DIAGRAMS if members and members[0].kind in ("reliability", "confusion") else len(members)
             left_out = f"The first {most} of {len(members)}: pskd report --figures DIR saves them all."
-            yield title, members[:most], left_out if len(members) > most else ""
+            own = [table for name, table in tables.items() if TABLES[name] == title]
+            yield Section(title, own, members[:most], left_out if len(members) > most else "")
+
+    @property
+    def alike(self) -> dict[str, str]:
+        """What is said of all runs at once, because it is the same of all."""
+        first = self.origins[0]
+        return {
+            key: value for key, value in first.items() if value and all(each[key] == value for each in self.origins)
+        }
 
 
 def report(
@@ -85,7 +140,8 @@ def report(
 
 
 def _part(place: int, collection: Collection, samples: Sequence[int]) -> Part:
-    tables = [compare(collection)]
+    comparison = compare(collection)
+    tables = [comparison]
     if all(run.config.task == "classification" for run in collection.runs) and collection.show.split == "test":
         ensembles = compare(collection, ensembles=True)
         if any(ensembles.frames.values()):
@@ -96,15 +152,21 @@ def _part(place: int, collection: Collection, samples: Sequence[int]) -> Part:
             tables[0] = replace(tables[0], notes=[*tables[0].notes, NO_VALIDATION])
     if collection.show.ensemble:
         tables.reverse()
+    tables[1:1] = [table for table in (coverage(collection),) if table is not None]
     if (classes := by_class(collection)) is not None:
         tables.append(classes)
-    compared = (side_by_side(rows, samples) for rows in collection.frames.values())
+    frames = list(collection.frames.values())
+    compared = (side_by_side(rows, samples) for rows in frames)
+    drawn = (scenes(rows, samples) for rows in frames)
     return Part(
-        f"{place + 1}-{slug(collection.title) or 'runs'}",
+        f"{place + 1}-{slug(collection.name) or 'runs'}",
         collection,
+        findings(collection, comparison),
+        facts(collection),
         tables,
         figures(collection),
         next((pair for pair in compared if pair is not None), None),
+        next((found for found in drawn if found is not None), None),
         [_origin(row.name, run) for row in collection.rows for run in row.runs],
         [(row.name, flat(row.runs[0].config.model_dump(mode="json"))) for row in collection.rows],
     )
@@ -120,11 +182,16 @@ def _html(parts: Sequence[Part]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    title = ", ".join(part.collection.title for part in parts)
+    environment.filters["slug"] = slug
+    title = parts[0].collection.title
+    if len(parts) > 1:
+        data = dict.fromkeys(run.data_name for part in parts for run in part.collection.runs)
+        title = f"{len(parts)} comparisons: {', '.join(data)}"
     return environment.get_template("page.html").render(
         title=title,
         parts=parts,
         most_frames=FRAMES,
+        few_groups=FEW_GROUPS,
         version=__version__,
         python=platform.python_version(),
     )
@@ -143,9 +210,9 @@ def _origin(row: str, run: Run) -> dict[str, str]:
         "training": str(timedelta(seconds=round(seconds["training"]))),
         "seconds an epoch": "" if seconds["per_epoch"] is None else f"{seconds['per_epoch']:.1f}",
         "device": f"{result['device']} x {result['processes']}" if result["processes"] > 1 else result["device"],
-        "versions": versions,
         "code": (result["git"] or "")[:12],
         "folder": str(run.folder.path),
+        "versions": versions,
     }
 
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from pskd.errors import PskdError
-from pskd.study.results import Row, Run, plain_row
+from pskd.study.results import Row, Run, baseline_of, subject_of
 from pskd.use import Predictor
 
 SHOWN, CLASSES, SIDE = 8, 4, 96  # samples, classes of each, and pixels of an image at most
@@ -42,7 +42,7 @@ class SideBySide(NamedTuple):
 
 
 def side_by_side(rows: Sequence[Row], chosen: Sequence[int] = ()) -> SideBySide | None:
-    """Two rows of a frame compared: its baseline, or else its first row, with the last of the others.
+    """Two rows of a frame compared: its baseline, with the row that it is about.
 
     ``chosen`` are numbers of test samples, from 0; without any they are those on which the two differ most.
     """
@@ -58,10 +58,10 @@ def side_by_side(rows: Sequence[Row], chosen: Sequence[int] = ()) -> SideBySide 
     if one is None or other is None or one.classes != other.classes or one.fingerprint != other.fingerprint:
         return None
     distance = (one.probs - other.probs).abs().sum(1) / 2
-    if wrong := [number for number in chosen if not 0 <= number < len(distance)]:
-        raise PskdError(f"--samples: there is no test sample {wrong[0]}; the numbers are 0 to {len(distance) - 1}")
+    check_chosen(chosen, len(distance))
     shown = list(chosen) or distance.topk(min(SHOWN, len(distance))).indices.tolist()
-    images, note = _images(runs[0], shown, one.fingerprint)
+    pictures, note = pictures_of(runs[0], shown, one.fingerprint)
+    images = [None if picture is None else data_address(picture, SIDE) for picture in pictures]
     classes, samples = readable(one.classes), []
     for place, index in enumerate(shown):
         sides = tuple(
@@ -69,6 +69,11 @@ def side_by_side(rows: Sequence[Row], chosen: Sequence[int] = ()) -> SideBySide 
         )
         samples.append(Sample(index, classes[int(one.labels[index])], images[place], (sides[0], sides[1])))
     return SideBySide(names, runs[0].seed, samples, note, bool(chosen))
+
+
+def check_chosen(numbers: Sequence[int], count: int) -> None:
+    if wrong := [number for number in numbers if not 0 <= number < count]:
+        raise PskdError(f"--samples: there is no test sample {wrong[0]}; the numbers are 0 to {count - 1}")
 
 
 def readable(classes: Sequence[str]) -> Sequence[str]:
@@ -84,8 +89,7 @@ def readable(classes: Sequence[str]) -> Sequence[str]:
 def _pair(rows: Sequence[Row]) -> tuple[Row, Row] | None:
     if len(rows) < 2 or rows[0].runs[0].config.task != "classification" or rows[0].runs[0].split != "test":
         return None
-    baseline = plain_row(rows) or rows[0]
-    return baseline, [row for row in rows if row is not baseline][-1]
+    return baseline_of(rows), subject_of(rows)
 
 
 def _likeliest(probs: torch.Tensor, classes: Sequence[str]) -> list[tuple[str, float]]:
@@ -93,20 +97,21 @@ def _likeliest(probs: torch.Tensor, classes: Sequence[str]) -> list[tuple[str, f
     return [(classes[c], p) for c, p in zip(which.tolist(), values.tolist(), strict=True)]
 
 
-def _images(run: Run, indices: Sequence[int], fingerprint: str) -> tuple[list[str | None], str]:
-    """Thumbnails of test samples, and what is missing if the data is not here."""
+def pictures_of(run: Run, indices: Sequence[int], fingerprint: str) -> tuple[Sequence[np.ndarray | None], str]:
+    """Test samples as images (H, W, C) uint8, and what is missing if the data is not here."""
     try:
         pictures = Predictor.from_run(run.folder.path).pictures(run.config, indices, fingerprint)
     except PskdError as error:
         return [None] * len(indices), f"No images are shown ({error})."
     if pictures is None:
         return [None] * len(indices), "The data has changed since: no images are shown."
-    return [_thumbnail(picture) for picture in pictures], ""
+    return pictures, ""
 
 
-def _thumbnail(pixels: np.ndarray) -> str:
+def data_address(pixels: np.ndarray, side: int, *, photo: bool = False) -> str:
+    """An image of ``side`` pixels at most as a data: address."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-    image.thumbnail((SIDE, SIDE))
-    out = io.BytesIO()
-    image.save(out, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    image.thumbnail((side, side))
+    out, form = io.BytesIO(), "JPEG" if photo else "PNG"
+    image.save(out, form, optimize=True)
+    return f"data:image/{form.lower()};base64," + base64.b64encode(out.getvalue()).decode()

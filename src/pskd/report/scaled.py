@@ -56,8 +56,7 @@ def after_temperature(collection: Collection) -> Table | None:
         "Each run's probabilities scaled by the temperature that its validation predictions ask for.",
         f"Temperatures (mean over seeds; above 1 the model was too sure): {_temperatures(collection.rows, made)}.",
     ]
-    title = f"{collection.title}: test set, last epoch, after temperature scaling"
-    return Table("calibrated", title, metrics, frames, notes)
+    return Table("calibrated", "Test set, last epoch, after temperature scaling", metrics, frames, notes)
 
 
 def _temperatures(rows: Sequence[Row], made: Mapping[int, list[Scaled]]) -> str:

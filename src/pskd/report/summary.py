@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import statistics
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from pskd.analysis.ensembles import Different, joined, score
 from pskd.metrics.catalogue import METRICS, Metric
+from pskd.report.significance import (
+    BETTER,
+    DIFFERENT,
+    ENOUGH_SEEDS,
+    LEVEL,
+    WORSE,
+    interval,
+    paired_chance,
+    pass_holm,
+    verdict,
+)
 from pskd.study.cells import Paper
-from pskd.study.results import Collection, Row
+from pskd.study.results import Collection, Row, baseline_of
 
-Key = TypeVar("Key", bound=Hashable)
 QUOTED = "literature"  # the group of rows that the paper quotes
-ENOUGH_SEEDS, LEVEL = 3, 0.05  # before a difference is called significant
 
 
 class Entry(NamedTuple):
@@ -26,8 +34,11 @@ class Entry(NamedTuple):
     mean: float
     deviation: float | None = None  # sample standard deviation over seeds; None for fewer than two
     best: bool = False  # of its frame
-    significant: bool = False  # differs from the frame's first row
+    verdict: str = ""  # better, worse or different, where it differs significantly from the frame's baseline
     paper: float | None = None
+    low: float | None = None  # of the 95% interval: of the baseline's mean, of another row's difference from it
+    high: float | None = None
+    p: float | None = None  # of the paired test against the baseline, before any correction
 
 
 class Line(NamedTuple):
@@ -35,6 +46,7 @@ class Line(NamedTuple):
     seeds: int
     entries: Sequence[Entry | None]  # one for each metric
     changed: bool  # whether it has other settings than the paper
+    baseline: bool = False  # what the others of its frame are compared with
 
 
 class Style(NamedTuple):
@@ -43,7 +55,7 @@ class Style(NamedTuple):
     escaped: Callable[[str], str]
     number: Callable[[str], str]
     bold: str
-    dagger: str
+    marks: Mapping[str, str]  # of verdicts
     star: str
 
 
@@ -72,10 +84,43 @@ class Table:
         spread = "" if entry.deviation is None else f" ± {self.text(metric, entry.deviation)}"
         return self.text(metric, entry.mean) + spread
 
+    def arrow(self, metric: str) -> str:
+        """Which way is good."""
+        return {True: "↑", False: "↓", None: ""}[self.kinds[metric].higher_is_better]
+
+    def change(self, metric: str, entry: Entry) -> str:
+        """`↓ better`: how a number differs from the baseline's."""
+        up = (entry.verdict == BETTER) == bool(self.kinds[metric].higher_is_better)
+        return f"{'≠' if entry.verdict == DIFFERENT else '↑' if up else '↓'} {entry.verdict}"
+
+    @property
+    def has_intervals(self) -> bool:
+        return any(entry.low is not None for line in self._every_line for entry in line.entries if entry)
+
+    @property
+    def _every_line(self) -> list[Line]:
+        return [line for lines in self.frames.values() for line in lines]
+
+    def interval(self, metric: str, entry: Entry) -> str:
+        """`19.10 to 22.54`, and with signs where it is one of differences"""
+        if entry.low is None or entry.high is None:
+            return ""
+        signs = ("+" if entry.p is not None and bound > 0 else "" for bound in (entry.low, entry.high))
+        low, high = (
+            sign + self.text(metric, bound) for sign, bound in zip(signs, (entry.low, entry.high), strict=True)
+        )
+        return f"{low} to {high}"
+
+    @property
+    def minor(self) -> list[str]:
+        """The metrics that a narrow screen shows on request only: those that are drawn nowhere either, if any is."""
+        drawn = [name for name in self.metrics if self.kinds[name].curve]
+        return [name for name in self.metrics if name not in drawn] if drawn else []
+
     def csv(self) -> str:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        parts = ("mean", "deviation", "best", "significant", "paper")
+        parts = Entry._fields
         writer.writerow(["frame", "row", "seeds", *(f"{name} {part}" for name in self.metrics for part in parts)])
         for frame, lines in self.frames.items():
             for line in lines:
@@ -106,7 +151,7 @@ class Table:
                     text = style.number(self.shown(metric, entry))
                     if entry is not None:
                         text = (style.bold if entry.best else "{}").format(text)
-                        text += style.dagger if entry.significant else ""
+                        text += style.marks.get(entry.verdict, "")
                         if entry.paper is not None:
                             star = style.star if line.changed else ""
                             text += f" (paper {self.text(metric, entry.paper)}{star})"
@@ -131,9 +176,9 @@ def compare(collection: Collection, *, ensembles: bool = False) -> Table:
     if paper is not None and paper.literature:
         frames = {QUOTED: _quoted(paper, metrics)} | frames
         notes.append(f"{QUOTED.capitalize()}: what {paper.table} quotes from others, no run of ours.")
-    kind = "ensembles of each row's seeds" if ensembles else f"{collection.show.split} set, last epoch"
-    name = "ensembles" if ensembles else "comparison"
-    return Table(name, f"{collection.title}: {kind}", metrics, frames, notes)
+    split = "Validation" if collection.show.split == "val" else "Test"
+    title = "Ensembles of each row's seeds" if ensembles else f"{split} set, last epoch"
+    return Table("ensembles" if ensembles else "comparison", title, metrics, frames, notes)
 
 
 def by_class(collection: Collection) -> Table | None:
@@ -152,7 +197,7 @@ def by_class(collection: Collection) -> Table | None:
     }
     notes = ["Average precision at IoU 0.5; the best of a group is bold."]
     notes += [] if paper is None else [f"In brackets or below: the paper's {paper.table}."]
-    return Table("by-class", f"{collection.title}: classes", tuple(classes), frames, notes, classes)
+    return Table("by-class", "Average precision by class", tuple(classes), frames, notes, classes)
 
 
 def _classes(metrics: Mapping[str, Any]) -> Mapping[str, float]:
@@ -168,11 +213,12 @@ def lines_of(
 ) -> list[Line]:
     """The lines of a frame; ``numbers`` are each row's by metric."""
     columns = []
+    baseline = None if len(rows) < 2 else next(place for place, row in enumerate(rows) if row is baseline_of(rows))
     for name, metric in metrics.items():
-        published = [_published(paper.rows.get(row.name), paper.columns, name) if paper else None for row in rows]
-        columns.append(_column(metric, [of_row[name] for of_row in numbers], published, rows))
+        published = [_published(paper.rows.get(row.key), paper.columns, name) if paper else None for row in rows]
+        columns.append(_column(metric, [of_row[name] for of_row in numbers], published, rows, baseline or 0))
     return [
-        Line(row.short, len(row.runs), [column[i] for column in columns], bool(row.changed))
+        Line(row.short, len(row.runs), [column[i] for column in columns], bool(row.changed), i == baseline)
         for i, row in enumerate(rows)
     ]
 
@@ -186,60 +232,48 @@ def _quoted(paper: Paper, metrics: Sequence[str]) -> list[Line]:
 
 
 def _column(
-    metric: Metric, values: Sequence[Sequence[float]], published: Sequence[float | None], rows: Sequence[Row]
+    metric: Metric,
+    values: Sequence[Sequence[float]],
+    published: Sequence[float | None],
+    rows: Sequence[Row],
+    baseline: int,
 ) -> list[Entry | None]:
-    """One metric of all rows of a frame."""
+    """One metric of all rows of a frame: paired t-tests over the seeds that a row shares with the baseline.
+
+    A verdict needs at least three such seeds, and stands Holm's correction for the number of rows.
+    """
     means = [statistics.fmean(row) if row else None for row in values]
     known = [mean for mean in means if mean is not None]
-    best = metric.best(known)
-    significant = _differ_from_first(values, rows)
+    best = metric.best(known) if len(set(known)) > 1 else None
+    differences = _differences(values, rows, baseline)
+    chances = {place: paired_chance(own) for place, own in differences.items() if len(own) >= ENOUGH_SEEDS}
+    sure = pass_holm(chances)
     entries: list[Entry | None] = []
-    for mean, row, own, paper in zip(means, values, significant, published, strict=True):
+    for place, (mean, row, paper) in enumerate(zip(means, values, published, strict=True)):
+        if mean is None:
+            entries.append(None)
+            continue
         spread = statistics.stdev(row) if len(row) > 1 else None
-        entries.append(None if mean is None else Entry(mean, spread, len(known) > 1 and mean == best, own, paper))
+        own = row if place == baseline else differences.get(place, [])
+        word = verdict(metric, statistics.fmean(own)) if place in sure else ""
+        low, high = interval(own) or (None, None)
+        entries.append(Entry(mean, spread, mean == best, word, paper, low, high, chances.get(place)))
     return entries
 
 
-def _differ_from_first(values: Sequence[Sequence[float]], rows: Sequence[Row]) -> list[bool]:
-    """Which rows differ from the first: paired t-tests over the seeds that both have, with Holm's correction.
-
-    A claim needs at least three such seeds.
-    """
-    found = [False] * len(values)
+def _differences(values: Sequence[Sequence[float]], rows: Sequence[Row], baseline: int) -> dict[int, list[float]]:
+    """Of each row but the baseline, by seeds that both have; of none where a run lacks the metric."""
     if not values or any(len(value) != len(row.runs) for value, row in zip(values, rows, strict=True)):
-        return found
+        return {}
     by_seed = [
         dict(zip((run.seed for run in row.runs), value, strict=True)) for row, value in zip(rows, values, strict=True)
     ]
-    chances = {}
-    for i, own in enumerate(by_seed[1:], start=1):
-        shared = sorted(own.keys() & by_seed[0].keys())
-        if len(shared) >= ENOUGH_SEEDS:
-            chances[i] = paired_chance([own[seed] - by_seed[0][seed] for seed in shared])
-    for i in pass_holm(chances):
-        found[i] = True
-    return found
-
-
-def pass_holm(chances: Mapping[Key, float]) -> set[Key]:
-    """Which of several p-values are significant together, by Holm's correction."""
-    passed: set[Key] = set()
-    for rank, key in enumerate(sorted(chances, key=lambda key: chances[key])):
-        if chances[key] * (len(chances) - rank) >= LEVEL:
-            break
-        passed.add(key)
-    return passed
-
-
-def paired_chance(differences: Sequence[float]) -> float:
-    """The two-sided p-value of a paired t-test."""
-    from scipy.stats import t
-
-    spread = statistics.stdev(differences)
-    mean = statistics.fmean(differences)
-    if spread <= 1e-12 * abs(mean) or spread == 0:
-        return 1.0  # seeds that changed nothing are no evidence
-    return float(2 * t.sf(abs(mean) / (spread / math.sqrt(len(differences))), len(differences) - 1))
+    first = by_seed[baseline]
+    return {
+        place: [own[seed] - first[seed] for seed in sorted(own.keys() & first.keys())]
+        for place, own in enumerate(by_seed)
+        if place != baseline
+    }
 
 
 def _of_ensemble(row: Row, metrics: Sequence[str]) -> dict[str, list[float]]:
@@ -260,18 +294,12 @@ def _notes(collection: Collection, frames: Mapping[str, Sequence[Line]], ensembl
     if ensembles and any(entry is None for line in lines for entry in line.entries):
         notes.append("- no ensemble: the row's runs were tested on different data.")
     compared = any(len(members) > 1 for members in frames.values())
-    legend = [] if ensembles else ["mean ± standard deviation over seeds"]
+    spread = any(entry.deviation is not None for line in lines for entry in line.entries if entry)
+    legend = ["mean ± standard deviation over seeds"] if spread and not ensembles else []
     legend += ["the best of a group is bold"] if compared else []
     notes += [f"{'; '.join(legend).capitalize()}."] if legend else []
     if not ensembles and compared:
-        if any(entry.significant for line in lines for entry in line.entries if entry):
-            notes.append(
-                f"† differs from the group's first row (paired t-test over seeds, {LEVEL:.0%}, Holm's correction)."
-            )
-        elif all(line.seeds < ENOUGH_SEEDS for line in lines):
-            notes.append(f"Fewer than {ENOUGH_SEEDS} seeds: no difference here is called significant.")
-        else:
-            notes.append("No difference from a group's first row is significant at these seeds (paired t-test, Holm).")
+        notes += _on_significance(frames)
     if "ece" in collection.columns and collection.runs:
         bins = sorted({run.config.eval.ece_bins for run in collection.runs})
         notes.append(f"ECE with {', '.join(map(str, bins))} bins.")
@@ -292,6 +320,22 @@ def _notes(collection: Collection, frames: Mapping[str, Sequence[Line]], ensembl
     return notes
 
 
+def _on_significance(frames: Mapping[str, Sequence[Line]]) -> list[str]:
+    lines = [line for members in frames.values() for line in members]
+    names = dict.fromkeys(line.label for line in lines if line.baseline)
+    baseline = next(iter(names)) if len(names) == 1 else "the group's baseline"
+    test = f"paired t-test over seeds, {LEVEL:.0%}, Holm's correction"
+    if any(entry.verdict for line in lines for entry in line.entries if entry):
+        notes = [f"Better (†) or worse (‡) than {baseline} where that is said ({test}); all else is not significant."]
+    elif all(line.seeds < ENOUGH_SEEDS for line in lines):
+        return [f"Fewer than {ENOUGH_SEEDS} seeds: no difference here is called significant."]
+    else:
+        notes = [f"No difference from {baseline} is significant at these seeds ({test})."]
+    if any(line.seeds < ENOUGH_SEEDS for line in lines):
+        notes.append(f"Of rows with fewer than {ENOUGH_SEEDS} seeds no difference is called significant.")
+    return notes
+
+
 def markdown_escaped(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "\\|*_`<>[]" else letter for letter in text)
 
@@ -301,7 +345,11 @@ def _latex_escaped(text: str) -> str:
     return "".join(special.get(letter, f"\\{letter}" if letter in "&%$#_{}" else letter) for letter in text)
 
 
-MARKDOWN = Style(markdown_escaped, str, "**{}**", "†", "\\*")
+MARKDOWN = Style(markdown_escaped, str, "**{}**", {BETTER: "†", WORSE: "‡", DIFFERENT: "†"}, "\\*")
 LATEX = Style(
-    _latex_escaped, lambda text: "$" + text.replace("±", r"\pm") + "$", r"{{\boldmath{}}}", r"$^\dagger$", r"$^*$"
+    _latex_escaped,
+    lambda text: "$" + text.replace("±", r"\pm") + "$",
+    r"{{\boldmath{}}}",
+    {BETTER: r"$^\dagger$", WORSE: r"$^\ddagger$", DIFFERENT: r"$^\dagger$"},
+    r"$^*$",
 )

@@ -57,6 +57,7 @@ class Result(Metrics):
     seed: Whole
     ece_bins: Whole
     num_classes: Whole
+    training_samples: Whole | None = None
     parameters: Whole
     seconds: Seconds
     processes: Whole

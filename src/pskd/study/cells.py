@@ -28,6 +28,7 @@ from pskd.study.keys import CELL, adopt, key_of
 from pskd.study.ranges import MOST_CELLS, split_list, unquoted
 
 Settings = dict[str, Any]
+SEED = "seed"  # the axis whose values are repetitions
 
 
 class Show(Section):
@@ -201,7 +202,7 @@ def read_study(name: str) -> StudyFile:
 
 
 def expand(study: StudyFile, words: Iterable[str] = (), *, allow_code: bool = True) -> dict[str, Cell]:
-    """All cells of a study by key, each after those it needs.
+    """All cells of a study by key, each after those it needs; all of the first seed come first.
 
     ``words`` are changes for every cell, `key=value`, for the cells of one recipe, `RECIPE:key=value`, or a choice of
     an axis's values, `AXIS=label,label`.
@@ -210,13 +211,14 @@ def expand(study: StudyFile, words: Iterable[str] = (), *, allow_code: bool = Tr
     if (count := math.prod(map(len, axes.values()))) > MOST_CELLS:
         raise PskdError(f"this study has {count:,} cells, the most allowed are {MOST_CELLS:,}: give axes fewer values")
     cells: dict[str, Cell] = {}
-    for combination in itertools.product(*(values.items() for values in axes.values())):
+    order = sorted(axes, key=lambda axis: axis != SEED)  # so that a study that is half done already compares
+    for combination in itertools.product(*(axes[axis].items() for axis in order)):
+        chosen = dict(zip(order, combination, strict=True))
         settings: Settings = {"recipe": study.recipe} if study.recipe else {}
         settings = _changed(settings, study.settings)
-        for _, change in combination:
-            settings = _changed(settings, change)
-        labels = dict(zip(axes, (label for label, _ in combination), strict=True))
-        _add(cells, settings, changes, labels, allow_code)
+        for axis in axes:
+            settings = _changed(settings, chosen[axis][1])
+        _add(cells, settings, changes, {axis: chosen[axis][0] for axis in axes}, allow_code)
     return cells
 
 

@@ -144,13 +144,23 @@ class Queue:
 
     @_experimental()
     def advance(self) -> dict[str, Standing]:
-        """Put every cell that may run and is not there yet into the queue; returns where each stands."""
+        """Put every cell that may run and is not there yet into the queue; returns where each stands.
+
+        Cells of a later seed are held back while one of an earlier seed is not ready, unless nothing else is waiting.
+        """
         fail_stale_trials(self.trials)
         self._fail_never_begun()
         standings, trials = self.standings(), self._newest()
+        queued = {key for key, trial in trials.items() if trial.state in LIVE}
+        waiting = any(trials[key].state is TrialState.WAITING for key in queued)
+        unready: int | None = None  # the seed of the first cell that is not ready
         for key, standing in standings.items():
-            if standing.state is State.WAITING and (key not in trials or trials[key].state not in LIVE):
+            seed = self.cells[key].config.train.seed
+            if standing.state is State.NOT_READY and unready is None:
+                unready = seed
+            if standing.state is State.WAITING and key not in queued and not (waiting and unready not in (None, seed)):
                 self._enqueue(key)
+                waiting = True
         return standings
 
     def try_again(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,17 +13,30 @@ from torch import Tensor
 
 from pskd import registry
 from pskd.config import Config, differences, flat, places
+from pskd.config.classes import DEFAULT_METHOD
 from pskd.errors import PskdError
 from pskd.metrics.catalogue import metrics_of
 from pskd.metrics.functional import confidence_and_correct
 from pskd.runs import history, predictions
 from pskd.runs.folder import RunFolder
 from pskd.runs.predictions import Predictions
-from pskd.study.cells import Cell, Paper, Show, Study, is_study
+from pskd.study.cells import SEED, Cell, Paper, Show, Study, is_study
+from pskd.study.same_data import DataOf, alike, gathered
 
 MOST_SETTINGS = 3  # in the name of a row
 # Settings in which the runs of a row may differ, beside those that say where and how.
 APART = frozenset({"train.seed", "train.history"})
+
+DATA_NAMES = {
+    "digits": "digits",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "fashion_mnist": "Fashion-MNIST",
+    "imagenet": "ImageNet",
+    "voc": "PASCAL VOC",
+    "numbers": "numbers",
+    "multi30k": "Multi30k",
+}
 
 
 class Scores(NamedTuple):
@@ -60,11 +74,39 @@ class Run:
     def history(self) -> history.Recorded | None:
         return history.read(self.folder.history_file, self.result["epoch"])
 
-    @cached_property
+    @property
     def scores(self) -> Scores | None:
         """None for a task without classes to be sure of."""
+        return self._first_look[0]
+
+    @cached_property
+    def _first_look(self) -> tuple[Scores | None, str | None]:
+        """What is kept of the predictions: scores, and the fingerprint of the test split."""
         made = self.predictions()
-        return None if made is None else Scores(*confidence_and_correct(made.probs, made.labels))
+        scores = None if made is None else Scores(*confidence_and_correct(made.probs, made.labels))
+        if made is not None and self.split == "test":
+            return scores, made.fingerprint
+        return scores, predictions.fingerprint(self.folder.path, "test")
+
+    @cached_property
+    def data(self) -> DataOf:
+        """Of the same data are the runs that may be compared."""
+        settings, apart = self.config.data.model_dump(mode="json"), places(self.config)
+        kept = {name: value for name, value in settings.items() if f"data.{name}" not in apart}
+        place = json.dumps(kept, sort_keys=True), settings["root"]
+        return DataOf(self.config.task, self._first_look[1], self.result["data_fingerprint"], place, self.seed)
+
+    @property
+    def data_name(self) -> str:
+        """`CIFAR-10`, or the name of the folder or file of one's own data."""
+        data = self.config.data
+        return DATA_NAMES.get(data.name) or (Path(data.root).name if data.root else data.name)
+
+    @property
+    def training_samples(self) -> int | None:
+        """How many there were; None for a run of an earlier release that did not record them."""
+        recorded: int | None = self.result.get("training_samples")
+        return recorded or (None if self.history is None else self.history.num_samples)
 
     def predictions(self) -> Predictions | None:
         """Read anew each time: a data set's probabilities are large."""
@@ -82,13 +124,27 @@ class Row:
     changed: Sequence[str] = ()  # the settings in which it differs from what the paper did
 
     @property
-    def name(self) -> str:
+    def key(self) -> str:
+        """Its labels as a study file writes them."""
         return " · ".join(self.labels.values())
+
+    @property
+    def name(self) -> str:
+        return " · ".join(_shown(*pair) for pair in self.labels.items())
 
     @property
     def short(self) -> str:
         """What tells it from the others of its frame."""
-        return list(self.labels.values())[-1] if self.labels else "run"
+        return _shown(*list(self.labels.items())[-1])
+
+    @property
+    def title(self) -> str:
+        """The name of its method."""
+        return method_title(self.runs[0].config.method.name)
+
+    @property
+    def data(self) -> list[DataOf]:
+        return [run.data for run in self.runs]
 
     def values(self, metric: str) -> list[float]:
         return [run.metrics[metric] for run in self.runs if metric in run.metrics]
@@ -96,7 +152,10 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Collection:
-    """Rows that belong together: those of a study, or of runs that were named one by one."""
+    """Rows that belong together, all tested on the same data: those of a study, or of runs that were named one by one.
+
+    ``name`` is short: of its files.
+    """
 
     title: str
     about: str
@@ -104,13 +163,15 @@ class Collection:
     show: Show = field(default_factory=Show)
     paper: Paper | None = None
     unfinished: Sequence[str] = ()
+    name: str = "runs"
 
     @cached_property
     def frames(self) -> dict[str, list[Row]]:
         """Rows by what they share, all labels but the last: they go into one plot, and one of them is best."""
         frames: dict[str, list[Row]] = {}
         for row in self.rows:
-            frames.setdefault(" · ".join(list(row.labels.values())[:-1]), []).append(row)
+            shared = [_shown(*pair) for pair in row.labels.items()][:-1]
+            frames.setdefault(" · ".join(shared), []).append(row)
         return frames
 
     @cached_property
@@ -126,28 +187,40 @@ class Collection:
 
 
 def collect(paths: Sequence[Path]) -> list[Collection]:
-    """A collection for each study, and one for the runs of each task that were named by themselves.
+    """Collections of each study, and of the runs that were named by themselves: one for each data that is tested on.
 
     A run that is damaged is left out and named among the unfinished ones, unless there is no other.
     """
-    studies: list[Collection] = []
-    single: dict[str, list[Run]] = {}
+    found: list[Collection] = []
+    single: list[Run] = []
     left_out: list[PskdError] = []
     for path in paths:
         try:
             if is_study(path):
-                studies.append(_of_study(Study.load(path)))
+                found += _of_study(Study.load(path))
             else:
-                run = _open(path)
-                single.setdefault(run.config.task, []).append(run)
+                single.append(_open(path))
         except PskdError as error:
             left_out.append(error)
-    if left_out and not studies and not single:
+    if left_out and not found and not single:
         raise left_out[0]
-    titles = {task: f"Runs of {task}" if len(single) > 1 else "Runs" for task in single}
-    found = studies + [_of_runs(titles[task], runs) for task, runs in single.items()]
+    found += [_of_runs(runs) for runs in gathered(single, lambda one, other: one.data.same(other.data))]
     lines = [f"left out: {error}" for error in left_out]
     return [replace(found[0], unfinished=[*found[0].unfinished, *lines]), *found[1:]] if lines else found
+
+
+@cache
+def method_title(name: str) -> str:
+    """A method's name for people."""
+    method = registry.methods.get(name)
+    return getattr(method, "title", "") or name
+
+
+def _shown(axis: str, label: str) -> str:
+    """A label as people say it: `epochs 30`, `PS-KD`."""
+    if axis in ("method", "method.name"):
+        return method_title(label)
+    return f"{axis.rpartition('.')[2]} {label}" if "." in axis or label.replace(".", "", 1).isdecimal() else label
 
 
 def is_plain(config: Config) -> bool:
@@ -161,35 +234,79 @@ def plain_row(rows: Sequence[Row]) -> Row | None:
     return next((row for row in rows if is_plain(row.runs[0].config)), None)
 
 
-def _of_study(study: Study) -> Collection:
+def baseline_of(rows: Sequence[Row]) -> Row:
+    """What the rows of a frame are compared with: the plain one, or else the first."""
+    return plain_row(rows) or rows[0]
+
+
+def subject_of(rows: Sequence[Row]) -> Row:
+    """What a frame is about, of those that are not its baseline: the first row of our own method, or else the last one.
+
+    A detector on the trunk of a run of ours has the method's name as its label.
+    """
+    others = [row for row in rows if row is not baseline_of(rows)]
+    ours = method_title(DEFAULT_METHOD)
+    taught = next((row for row in others if row.title == ours), None)
+    return taught or next((row for row in others if row.short == ours), others[-1])
+
+
+def _of_study(study: Study) -> list[Collection]:
     show = study.file.show
     rows: dict[tuple[str, ...], tuple[Cell, list[Run]]] = {}
     unfinished = []
     for key, cell in study.cells().items():
         if not cell.labels:
             continue
+        own = rows.setdefault(tuple(_without_seed(cell.labels).values()), (cell, []))[1]
         folder = study.run_folder(key)
         if not RunFolder(folder).result_file.is_file():
             unfinished.append(cell.name)
             continue
-        labels = tuple(label for axis, label in cell.labels.items() if axis != "seed")
         try:
-            run = _open(folder, show.split)
+            own.append(_open(folder, show.split))
         except PskdError as error:
             unfinished.append(f"left out: {cell.name}: {error}")
-            continue
-        rows.setdefault(labels, (cell, []))[1].append(run)
-    if not rows:
+    made = [Row(_without_seed(cell.labels), runs, _changed(cell)) for cell, runs in rows.values() if runs]
+    if not made:
         raise PskdError(f"{study.folder} has no finished cell yet: pskd study status tells how far it is")
-    made = [
-        Row(
-            {axis: label for axis, label in cell.labels.items() if axis != "seed"},
-            runs,
-            _changed(cell),
-        )
-        for cell, runs in rows.values()
-    ]
-    return Collection(study.name, study.file.about, made, show, study.file.paper, unfinished)
+    made = _in_order(made)
+    groups = gathered(made, lambda one, other: alike(one.data, other.data, DataOf.same_test))
+    title, _, more = study.file.about.partition(";")
+    title = f"{title[0].upper()}{title[1:]}" if title else study.name
+    found = []
+    for group in groups:
+        apart = [label for axis, label in group[0].labels.items() if _shared(group, axis) and not _shared(made, axis)]
+        name = " · ".join([title, *apart]) if len(groups) > 1 else title
+        found.append(Collection(name, more.strip(), group, show, study.file.paper, name=study.name))
+    return [replace(found[0], unfinished=unfinished), *found[1:]]
+
+
+def _without_seed(labels: Mapping[str, str]) -> dict[str, str]:
+    return {axis: label for axis, label in labels.items() if axis != SEED}
+
+
+def _shared(rows: Sequence[Row], axis: str) -> bool:
+    return len({row.labels[axis] for row in rows}) == 1
+
+
+def _in_order(rows: Sequence[Row]) -> list[Row]:
+    """Rows whose last label tells methods apart, not data: the last of all labels is what a frame compares."""
+    axes = list(rows[0].labels)
+    data = [axis for axis in axes if any(_differ(one, other, axis) for one in rows for other in rows)]
+    if not data and axes:
+        return list(rows)
+    order = [*data, *(axis for axis in axes if axis not in data)]
+    made = [replace(row, labels={axis: row.labels[axis] for axis in order}) for row in rows]
+    if len(data) == len(axes):  # nothing is left to compare: each row is named by its method
+        made = [replace(row, labels={**row.labels, "method": row.title}) for row in made]
+    return made
+
+
+def _differ(one: Row, other: Row, axis: str) -> bool:
+    """Whether two rows that differ in one axis alone have different data."""
+    if [name for name, label in one.labels.items() if other.labels[name] != label] != [axis]:
+        return False
+    return not alike(one.data, other.data, DataOf.same)
 
 
 def _changed(cell: Cell) -> list[str]:
@@ -198,8 +315,8 @@ def _changed(cell: Cell) -> list[str]:
     return [line for line in differences(cell.as_published, cell.config) if line.partition(":")[0] not in apart]
 
 
-def _of_runs(title: str, runs: Sequence[Run]) -> Collection:
-    """Runs that differ only in their seeds are one row, named by the settings that vary, or by its first folder."""
+def _of_runs(runs: Sequence[Run]) -> Collection:
+    """Runs that differ only in their seeds are one row, named by the settings that vary; the plain ones come first."""
     settings = [flat(run.config.model_dump(mode="json")) for run in runs]
     apart = APART.union(*(places(run.config) for run in runs))
     keys = [key for key in {key: None for tree in settings for key in tree} if key not in apart]
@@ -210,21 +327,29 @@ def _of_runs(title: str, runs: Sequence[Run]) -> Collection:
     made = []
     for parts, members in rows.items():
         if len({run.seed for run in members}) < len(members):
-            # The same settings and seed twice: other data, or one run repeated. No mean stands for them.
-            made += [Row({"run": str(run.folder.path)}, [run]) for run in members]
+            # The same settings and seed twice: one run repeated. No mean stands for them.
+            made += [Row({"run": f"{_title(run)} ({run.folder.path})"}, [run]) for run in members]
             continue
-        name = ", ".join(parts) if len(parts) <= MOST_SETTINGS else members[0].folder.path.name
-        made.append(Row({"run": name or members[0].config.method.name}, members))
-    return Collection(title, "", made)
+        few = len(parts) <= MOST_SETTINGS
+        name = ", ".join(parts) if few else f"{_title(members[0])} ({members[0].folder.path.name})"
+        made.append(Row({"run": name or _title(members[0])}, members))
+    made.sort(key=lambda row: not is_plain(row.runs[0].config))
+    methods = list(dict.fromkeys(row.title for row in made))
+    title = f"{' and '.join(methods)} on {runs[0].data_name}" if len(methods) < 3 else f"Runs on {runs[0].data_name}"
+    return Collection(f"{title[0].upper()}{title[1:]}", "", made)
+
+
+def _title(run: Run) -> str:
+    return method_title(run.config.method.name)
 
 
 def _setting(key: str, value: Any) -> str:
-    return str(value) if key.endswith(".name") else f"{key}={value}"
+    return method_title(value) if key == "method.name" else str(value) if key.endswith(".name") else f"{key}={value}"
 
 
 def _open(path: Path, split: str = "test") -> Run:
     """A finished run, all of whose files are as they should be."""
     folder = RunFolder(path)
     run = Run(folder, folder.config(), folder.result(), split)
-    run.epochs, run.history, run.scores  # noqa: B018  # read now, that nothing damaged comes up in the middle of a page
+    run.epochs, run.history, run.scores, run.data  # noqa: B018  # read now, that nothing damaged comes up in the middle of a page
     return run

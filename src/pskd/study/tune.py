@@ -12,6 +12,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,11 +31,12 @@ TOGETHER = "top1_error+ece"  # lowest mean rank of both, a tie goes to the lower
 
 
 class Choice(NamedTuple):
-    """What the search came to: the chosen row's settings, and by what."""
+    """What the search came to: the chosen row's settings, by what, and the metrics that were looked at."""
 
     row: Row
     settings: dict[str, Any]
     reason: str
+    metrics: tuple[str, ...] = ()
 
 
 def search(recipe: str, ranges: Sequence[Range], words: Sequence[str], seeds: int, trials: int | None) -> StudyFile:
@@ -74,7 +76,7 @@ def choose(collection: Collection, ranges: Sequence[Range], by: str) -> Choice:
     else:
         best = min(range(len(rows)), key=lambda place: means[by][place])
         reason = f"best validation {METRICS[by].heading}"
-    return Choice(rows[best], _searched(rows[best], ranges), reason)
+    return Choice(rows[best], _searched(rows[best], ranges), reason, names)
 
 
 def tune(
@@ -99,9 +101,11 @@ def tune(
     file = search(recipe, ranges, words, seeds, trials).model_copy(update={"prune": prune})
     if not worker.run(Study.of("search", file, out / "search"), workers, storage, say):
         raise PskdError("some runs of the search have failed: nothing is chosen; mend them and run the command again")
-    (found,) = collect([out / "search"])
+    parts = collect([out / "search"])  # several, where a searched setting changes the data
+    found = replace(parts[0], rows=[row for part in parts for row in part.rows])
     choice = choose(found, ranges, by)
     best = ", ".join(f"{key}={value}" for key, value in choice.settings.items())
+    say("\n".join(["", "candidates, on the validation split:", *candidate_lines(found.rows, choice), ""]))
     say(f"chosen: {best} ({choice.reason})")
     everything = {"data.val_fraction": 0.0} if "data.val_fraction" in file.settings else {}
     settings = _settings(words) | everything | choice.settings
@@ -110,7 +114,43 @@ def tune(
     )
     if not worker.run(Study.of("final", final, out / "final"), workers, storage, say):
         raise PskdError("a run with the chosen settings has failed: mend it and run the command again")
+    say("\n".join(["", f"test result with {best}, trained on everything:", *final_lines(collect([out / "final"]))]))
     return choice
+
+
+def candidate_lines(rows: Sequence[Row], choice: Choice) -> list[str]:
+    """A line for each candidate: its settings, seeds and the metrics that were chosen by; the choice has an arrow."""
+    table = [["", "seeds", *(METRICS[name].heading for name in choice.metrics)]]
+    for row in rows:
+        means = [_mean_text(name, row) for name in choice.metrics]
+        few = "  (fewer seeds: pruned)" if len(row.runs) < len(choice.row.runs) else ""
+        mark = "  <- chosen" if row is choice.row else few
+        settings = ", ".join(label if "=" in label else f"{axis}={label}" for axis, label in row.labels.items())
+        table.append([settings, str(len(row.runs)), *means[:-1], means[-1] + mark])
+    widths = [max(len(line[column].partition("  ")[0]) for line in table) for column in range(len(table[0]))]
+    return ["  " + "  ".join(_padded(cell, n) for cell, n in zip(line, widths, strict=True)).rstrip() for line in table]
+
+
+def final_lines(final: Sequence[Collection]) -> list[str]:
+    """The mean of each metric over seeds with its deviation, and the run folders."""
+    (row,) = (row for part in final for row in part.rows)
+    lines = [f"  {METRICS[name].heading}: {_mean_text(name, row)}" for name in final[0].columns]
+    return [*lines, *(f"  seed {run.seed}: {run.folder.path}" for run in row.runs)]
+
+
+def _mean_text(name: str, row: Row) -> str:
+    """`5.31 ± 0.22`"""
+    values = row.values(name)
+    if not values:
+        return "-"
+    spread = f" ± {METRICS[name].text(statistics.stdev(values))}" if len(values) > 1 else ""
+    return METRICS[name].text(statistics.fmean(values)) + spread
+
+
+def _padded(cell: str, width: int) -> str:
+    """What stands before two spaces has the width of its column."""
+    text, gap, more = cell.partition("  ")
+    return f"{text:<{width}}{gap}{more}"
 
 
 def _held_out(recipe: str, ranges: Sequence[Range], words: Sequence[str]) -> dict[str, float]:

@@ -16,3 +16,76 @@ for (const table of document.querySelectorAll("table.sortable")) {
     table.tBodies[0].append(...rows);
   }));
 }
+
+// Intervals, and on narrow screens the less important columns, are there on request.
+for (const button of document.querySelectorAll(".tools button")) {
+  const wide = button.parentElement.nextElementSibling;
+  button.addEventListener("click", () => {
+    const on = wide.classList.toggle(button.className);
+    button.setAttribute("aria-pressed", on);
+  });
+}
+
+// A link into a part that is folded up opens it.
+const unfold = () => {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  target?.closest("details")?.setAttribute("open", "");
+};
+addEventListener("hashchange", unfold);
+unfold();
+
+// A figure is saved as it is, in black.
+for (const link of document.querySelectorAll("a.save")) {
+  link.addEventListener("click", () => {
+    const drawn = link.closest("figure").querySelector("svg").cloneNode(true), { width, height } = drawn.viewBox.baseVal;
+    drawn.removeAttribute("data-hover");
+    for (const [name, value] of Object.entries({ width: `${width}pt`, height: `${height}pt`, color: "black", "font-family": "sans-serif" })) drawn.setAttribute(name, value);
+    link.href = URL.createObjectURL(new Blob([new XMLSerializer().serializeToString(drawn)], { type: "image/svg+xml" }));
+  });
+}
+
+// The value of the point, or of the square, that is nearest to the pointer.
+const hover = document.getElementById("hover"), REACH = 16;
+const points = (svg, id) => {
+  const numbers = (svg.querySelector(`[id$="-${id}"] path`)?.getAttribute("d").match(/-?[\d.]+/g) ?? []).map(Number);
+  return numbers.flatMap((x, place) => (place % 2 ? [] : [[x, numbers[place + 1]]]));
+};
+const shown = (value) => String(Number(value.toPrecision(4)));
+for (const svg of document.querySelectorAll("svg[data-hover]")) {
+  let about = null;
+  const read = () => {
+    about = JSON.parse(svg.dataset.hover);
+    about.points = Object.entries(about.lines).map(([id, line]) => ({ ...line, places: points(svg, id) }));
+  };
+  const inCell = (x, y) => {
+    const [left, bottom, right, top] = about.box, { names, values } = about.cells;
+    const column = Math.floor((x - left) / (right - left) * names.length), row = Math.floor((y - top) / (bottom - top) * names.length);
+    return values[row]?.[column] === undefined ? "" : `${names[row]} taken for ${names[column]}: ${values[row][column]}`;
+  };
+  const nearest = (x, y) => {
+    let found = "", least = REACH;
+    for (const { name, notes, places } of about.points) {
+      places.forEach(([px, py], place) => {
+        const distance = Math.hypot(px - x, py - y);
+        if (distance >= least) return;
+        least = distance;
+        const [left, bottom, right, top] = about.box, [across, up] = about.limits;
+        const own = across[0] + (px - left) / (right - left) * (across[1] - across[0]);
+        const value = up[0] + (py - bottom) / (top - bottom) * (up[1] - up[0]);
+        const note = notes[place] ? `, ${notes[place]}` : "";
+        found = `${name}: ${shown(value)} (${about.x} ${about.x === "epoch" ? Math.round(own) : shown(own)}${note})`;
+      });
+    }
+    return found;
+  };
+  svg.addEventListener("pointermove", (event) => {
+    if (about === null) read();
+    const frame = svg.getBoundingClientRect(), { width } = svg.viewBox.baseVal, scale = width / frame.width;
+    const x = (event.clientX - frame.left) * scale, y = (event.clientY - frame.top) * scale;
+    hover.textContent = about.cells ? inCell(x, y) : nearest(x, y);
+    hover.hidden = !hover.textContent;
+    hover.style.left = `${Math.max(4, Math.min(event.clientX + 12, innerWidth - hover.offsetWidth - 4))}px`;
+    hover.style.top = `${Math.max(4, event.clientY - hover.offsetHeight - 10)}px`;
+  });
+  svg.addEventListener("pointerleave", () => { hover.hidden = true; });
+}

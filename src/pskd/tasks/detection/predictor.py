@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,15 +22,14 @@ from pskd.data.view import decode, pixels
 from pskd.errors import PskdError
 from pskd.metrics.detection import Detections, Objects, coco_average_precision, voc_average_precision
 from pskd.models.detection import Detector, faster_rcnn, trunk_of
-from pskd.runs.files import link_error, one_line_errors, write_atomic
+from pskd.runs.files import link_error, one_line_errors
 from pskd.runs.group import Group
 from pskd.runs.sharding import is_spread
 from pskd.tasks.classification.predictor import rebuilt_classifier
 from pskd.tasks.detection.calibration import DetectionCalibration
+from pskd.tasks.detection.drawing import draw as draw_boxes
 from pskd.tasks.detection.settings import ModelConfig
 from pskd.tasks.predictor import About, Answer, Predictor
-
-READABLE = 400  # pixels of a drawing's longer side
 
 
 class AboutDetector(About):
@@ -100,7 +98,7 @@ class DetectionPredictor(Predictor):
                 continue
             objects = self._objects(image, **options)
             drawing = folder / f"{number:03d}-{Path(name).stem}.png"
-            _draw(image, objects, drawing)
+            draw_boxes(image, objects, self.classes, drawing)
             yield Found(name, objects, drawing)
 
     @torch.no_grad()
@@ -164,6 +162,12 @@ class DetectionPredictor(Predictor):
         scenes = self._scenes(config, split)
         objects, detections = detect_split(self.model, scenes, Resize(*self.about.resize), config, self.device, group)
         return detection_metrics(objects, detections, len(scenes), self.classes)
+
+    def pictures(self, config: Config, which: Sequence[int], fingerprint: str) -> list[np.ndarray] | None:
+        scenes = self._scenes(config, "test")
+        if scenes.fingerprint != fingerprint:
+            return None
+        return [scenes.pixels(index).permute(1, 2, 0).numpy() for index in which]
 
     def _scenes(self, config: Config, split: str) -> Scenes:
         found = load_data(config)
@@ -257,20 +261,3 @@ def _detected(
     """The size (height, width) of each image as the model saw it, and what is on it, the likeliest first."""
     answers = model([model_input(image, device) for image in images])
     return [(tuple(image.shape[1:]), answer) for image, answer in zip(images, answers, strict=True)]
-
-
-def _draw(image: Tensor, found: list[dict[str, Any]], file: Path) -> None:
-    """A small image is drawn several times as large, so that its captions can be read."""
-    from PIL import Image
-    from torchvision.utils import draw_bounding_boxes
-
-    times = max(1, READABLE // max(image.shape[1:]))
-    canvas = image.expand(3, -1, -1).repeat_interleave(times, 1).repeat_interleave(times, 2)
-    if found:
-        captions = [f"{item['class']} {item['score']:.2f}" for item in found]
-        boxes = torch.tensor([item["box"] for item in found])
-        canvas = draw_bounding_boxes(canvas, boxes * times, captions, colors="red")
-    drawn = io.BytesIO()
-    Image.fromarray(canvas.permute(1, 2, 0).numpy()).save(drawn, "PNG")
-    with one_line_errors("drawing", elsewhere="choose another folder with --draw"):
-        write_atomic(file, drawn.getvalue())
