@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import shlex
 import threading
 import urllib.error
@@ -14,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import pskd
+from pages import ROOT, blocks
 from PIL import Image
 
 from pskd import load, train
 
-ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(r"```(python|bash)\n(.*?)```", (ROOT / "docs" / "deploy.md").read_text(), re.DOTALL)
+BLOCKS = blocks("docs/deploy.md", "python", "bash")
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import fresh, metrics_of, pskd
+from pages import blocks
 
-PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
-BLOCKS = re.findall(r"```(python|bash|yaml)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+BLOCKS = blocks("docs/extending.md", "python", "bash", "yaml")
 
 
 @pytest.fixture

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-
-PAGE = Path(__file__).parents[1] / "docs" / "loop.md"
+from pages import texts
 
 
 def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names: dict[str, Any] = {}
-    setup, mixup, look, longer, stream, compiled = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    exec(setup + mixup, names)
+    setup, confidences, mixup, look, longer, stream, compiled = texts("docs/loop.md", "python")
+    exec(setup + confidences + mixup, names)
     rows = names["distill"].memory.recall(torch.arange(64)).known
     assert 32 < int(rows.sum()) < 64  # of two epochs, a quarter was mixed in both
     exec(look, names)

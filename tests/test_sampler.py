@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from pages import texts
 from processes import exit_code, in_child, in_children
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel  # noqa: F401  # the loop's
@@ -21,7 +21,6 @@ from pskd.errors import PskdError
 from pskd.plan import epoch_plan
 
 K = 4
-SCALING = Path(__file__).parents[1] / "docs" / "scaling.md"
 
 
 def epoch_of(samples: int, batch: int, replicas: int, hosts: int, epoch: int = 3) -> list[list[list[int]]]:
@@ -114,17 +113,9 @@ def training(batch_size: int) -> list[float]:
     model = nn.Linear(3, 100)
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
     names = {**globals(), "train": train, "model": model, "optimizer": optimizer}
-    (code,) = re.findall(r"```py\n(.*?)```", SCALING.read_text(), re.DOTALL)
+    (code,) = texts("docs/scaling.md", "py")
     exec(code.replace("batch_size=64", f"batch_size={batch_size}").replace("pskd.PredictionBank", "Watched"), names)
     return model.weight.detach().flatten().tolist()
-
-
-def test_the_readme_s_lines_are_those_of_the_loop() -> None:
-    loop = SCALING.read_text()
-    blocks = re.findall(r"```py\n(.*?)```", (SCALING.parents[1] / "README.md").read_text(), re.DOTALL)
-    (block,) = (block for block in blocks if "EpochSampler" in block)
-    for line in block.splitlines():
-        assert line.replace("memory = ", "bank = ") in loop
 
 
 @pytest.mark.parametrize("hosts", [1, 2])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 import threading
 from pathlib import Path
 
@@ -12,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import SMALL
+from pages import texts
 from PIL import Image
 
 import pskd
 from pskd.errors import PskdError
-
-PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> pskd.Run:
 def test_the_page_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    blocks = texts("docs/python.md", "python")
     assert len(blocks) == 4
     for block in blocks:
         exec(block, names)
