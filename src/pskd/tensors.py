@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import mmap
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,3 +40,18 @@ def cached_parts(images: Tensor, part_bytes: int = 2**20) -> list[slice]:
         return [slice(0, count)]
     step = max(1, part_bytes // each)
     return [slice(start, start + step) for start in range(0, count, step)]
+
+
+def empty(shape: Sequence[int], device: torch.device) -> Tensor:
+    """A float32 tensor of any values. On a CPU a large one is made of large pages where the system has them.
+
+    What has more than 32 MB is new to the process each time, and with pages of 4 kB half of the time that it takes to
+    write a batch of photos would be spent on handing them out.
+    """
+    size = 4 * math.prod(shape)
+    if device.type != "cpu" or size <= 2**25 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(tuple(shape), device=device)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a system without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.float32).view(tuple(shape))

@@ -36,10 +36,11 @@ def jitter(images: Tensor, uniform: Tensor, strength: float, clamp: bool = True)
     """
     factors = 1 + strength * (2 * uniform[:, :3] - 1)
     orders = constant(_ORDERS, torch.int64, images.device)[(uniform[:, 3] * len(_ORDERS)).long()]
+    images = images.clone()
     for change in orders.unbind(1):
         factor = factors.gather(1, change[:, None])[:, :, None, None]
         other = _blended_with(images, change)
-        images = images * factor
+        images *= factor
         if other is not None:
             images += other * (1 - factor)
         if clamp:
@@ -73,7 +74,10 @@ def _grey(images: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images
     red, green, blue = images.unbind(1)
-    return (red * 0.299 + green * 0.587 + blue * 0.114)[:, None]
+    grey, more = red * 0.299, green * 0.587
+    grey += more
+    grey += torch.mul(blue, 0.114, out=more)
+    return grey[:, None]
 
 
 def lighting(images: Tensor, uniform: Tensor, strength: float) -> Tensor:

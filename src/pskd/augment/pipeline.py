@@ -16,7 +16,7 @@ from pskd.data.pictures import Picture
 from pskd.data.view import View
 from pskd.errors import PskdError
 from pskd.random import uniform
-from pskd.tensors import cached_parts
+from pskd.tensors import cached_parts, empty
 
 Crop = Literal["pad", "resized", "random", "none"]
 BOXES = ("resized", "random")  # crops that are a box of the image, resized
@@ -101,7 +101,7 @@ class Augment:
             for name, draws, wanted in (("place", 3, True), ("jitter", 4, self.jitter), ("lighting", 6, self.lighting))
             if wanted
         }
-        inputs = torch.empty(images.shape, device=images.device)
+        inputs = empty(images.shape, images.device)
         for part in cached_parts(images):
             numbers = {name: values[part] for name, values in drawn.items()}
             self._augment(images[part], index[part], seed, epoch, opened, numbers, inputs[part])

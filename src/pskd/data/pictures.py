@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Literal
 
+import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 
 from pskd.data.view import Source, View, centred, converted, opened, pixels, readable
 
 Box = tuple[int, int, int, int]  # top, left, height, width
+
+
+Resizing = Literal["pillow", "torch"]
 
 
 class Picture(ABC):
@@ -29,8 +36,8 @@ class Picture(ABC):
 class FromSource(Picture):
     """An image that is decoded by Pillow."""
 
-    def __init__(self, source: Source, view: View) -> None:
-        self.source, self.view = source, view
+    def __init__(self, source: Source, view: View, resizing: Resizing = "pillow") -> None:
+        self.source, self.view, self.resizing = source, view, resizing
         with readable(source):
             self.image = opened(source, view.as_stored)
         self.size = self.image.height, self.image.width
@@ -43,7 +50,24 @@ class FromSource(Picture):
     def cut(self, box: Box) -> Tensor:
         top, left, height, width = box
         part = self.decoded().crop((left, top, left + width, top + height))
-        return pixels(part.resize(self.view.size[::-1], Image.Resampling.BILINEAR))
+        return resized(as_array(part) if self.resizing == "torch" else part, self.view.size)
 
     def seen(self) -> Tensor:
         return pixels(centred(self.decoded(), self.view.size, self.view.resize))
+
+
+def resized(part: Image.Image | np.ndarray, size: tuple[int, int]) -> Tensor:
+    """A box of an image, scaled to ``size``: bilinear, smoothed where it becomes smaller; uint8 (C, H, W).
+
+    By Pillow, or an array (h, w, C) uint8 by torch, which is three times as fast and differs in the last digits.
+    """
+    if isinstance(part, Image.Image):
+        return pixels(part.resize(size[::-1], Image.Resampling.BILINEAR))
+    channels_first = torch.from_numpy(part).permute(2, 0, 1)[None]
+    return F.interpolate(channels_first, size, mode="bilinear", antialias=True)[0]
+
+
+def as_array(image: Image.Image) -> np.ndarray:
+    """(H, W, C) uint8."""
+    array = np.array(image)
+    return array[:, :, None] if array.ndim == 2 else array

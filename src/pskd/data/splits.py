@@ -20,7 +20,7 @@ from pskd.data.pictures import FromSource, Picture
 from pskd.data.view import Source, View, shorter_side
 from pskd.errors import PskdError
 
-TOGETHER = 16  # images whose crops are drawn together; until they are cut, each is in memory as its file is
+TOGETHER = 8  # images whose crops are drawn together: as many may be in memory whole
 
 
 class Augment(Protocol):
@@ -120,6 +120,10 @@ class Opened(ABC):
     def subset(self, index: Tensor) -> Opened:
         """The samples ``index`` (M,), in that order, numbered anew from 0."""
 
+    def identities(self) -> Iterator[bytes] | None:
+        """What tells each image from all others and from a changed one; None: it may be another each time."""
+        return None
+
     def picture(self, index: int) -> Picture:
         """The image of a sample, for a view of it or a crop."""
         return FromSource(self.source(index), self.view)
@@ -186,12 +190,19 @@ class OnDisk(Opened):
         """A hash of all relative paths, file sizes and labels in their order."""
         digest = hashlib.blake2b(digest_size=16)
         for path, label in zip(self.paths, self.labels.tolist(), strict=True):
-            try:
-                size = os.stat(self.root / path).st_size
-            except OSError as error:
-                raise PskdError(f"cannot read image '{self.root / path}' ({error.strerror}): restore it") from error
-            digest.update(f"{path}\0{size}\0{label}\n".encode(errors="surrogateescape"))
+            digest.update(f"{path}\0{self._found(path).st_size}\0{label}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
+
+    def identities(self) -> Iterator[bytes]:
+        for path in self.paths:
+            found = self._found(path)
+            yield f"{path}\0{found.st_size}\0{found.st_mtime_ns}".encode(errors="surrogateescape")
+
+    def _found(self, path: str) -> os.stat_result:
+        try:
+            return os.stat(self.root / path)
+        except OSError as error:
+            raise PskdError(f"cannot read image '{self.root / path}' ({error.strerror}): restore it") from error
 
     def subset(self, index: Tensor) -> OnDisk:
         return OnDisk(tuple(self.paths[i] for i in index.tolist()), self.labels[index], self.root, self.view)

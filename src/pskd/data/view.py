@@ -17,7 +17,7 @@ from torch import Tensor
 from pskd.data.reason import reason
 from pskd.errors import PskdError
 from pskd.reading import open_file
-from pskd.tensors import cached_parts, constant
+from pskd.tensors import cached_parts, constant, empty
 
 LARGEST_SIDE = 32_768  # pixels of what a model sees
 ORIENTATION = 0x0112  # the EXIF tag
@@ -84,7 +84,7 @@ class View:
         factor = constant(tuple(1 / (255 * std) for std in self.std), torch.float32, images.device)
         shift = tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
         by_channel = constant(shift, torch.float32, images.device).view(-1, 1, 1)
-        inputs = torch.empty_like(images, dtype=torch.float32) if out is None else out
+        inputs = empty(images.shape, images.device) if out is None else out
         for part in cached_parts(images):
             inputs[part].copy_(images[part]).mul_(factor.view(-1, 1, 1)).add_(by_channel)
         return inputs
@@ -92,16 +92,38 @@ class View:
 
 def centred(image: Image.Image, size: tuple[int, int], resize: int | None) -> Image.Image:
     """The central part of an image at a fixed size: see ``View``."""
+    scale = scale_of(image.size, size, resize)
+    if (middle := middle_of(image.size, size, scale)) is not None:
+        image = image.crop(middle)
+    image = image.resize(scaled(image.size, scale, size), Image.Resampling.BILINEAR)
     height, width = size
-    scale = max(height / image.height, width / image.width)
-    if resize is not None:
-        scale *= resize / max(size)
-    image = _middle(image, limit=4 * max(size) / scale)
-    # The tolerance keeps 341 from becoming 340.99... and then 340.
-    scaled = max(width, int(image.width * scale + 1e-6)), max(height, int(image.height * scale + 1e-6))
-    image = image.resize(scaled, Image.Resampling.BILINEAR)
     left, top = round((image.width - width) / 2), round((image.height - height) / 2)
     return image.crop((left, top, left + width, top + height))
+
+
+def scale_of(image_size: tuple[int, int], size: tuple[int, int], resize: int | None) -> float:
+    """What an image of a width and height is scaled by, before the centre of height and width ``size`` is cut out."""
+    scale = max(size[0] / image_size[1], size[1] / image_size[0])
+    return scale if resize is None else scale * (resize / max(size))
+
+
+def scaled(image_size: tuple[int, int], scale: float, at_least: tuple[int, int] = (1, 1)) -> tuple[int, int]:
+    """Width and height of a scaled image, at least a height and a width."""
+    # The tolerance keeps 341 from becoming 340.99... and then 340.
+    return max(at_least[1], int(image_size[0] * scale + 1e-6)), max(at_least[0], int(image_size[1] * scale + 1e-6))
+
+
+def middle_of(image_size: tuple[int, int], size: tuple[int, int], scale: float) -> tuple[int, int, int, int] | None:
+    """A very long image's middle: of 1 x 10,000 pixels little is seen, but scaled up whole it would fill the memory.
+
+    None: it is not that long.
+    """
+    limit = 4 * max(size) / scale
+    if max(image_size) <= limit:
+        return None
+    width, height = (min(side, int(limit)) for side in image_size)
+    left, top = (image_size[0] - width) // 2, (image_size[1] - height) // 2
+    return left, top, left + width, top + height
 
 
 def decode(source: Source, channels: int, as_stored: bool = False) -> Image.Image:
@@ -142,15 +164,6 @@ def shorter_side(source: Source) -> int | None:
             return min(opened(source, as_stored=True).size)
     except PskdError:
         return None
-
-
-def _middle(image: Image.Image, limit: float) -> Image.Image:
-    """A very long image's middle: of 1 x 10,000 pixels little is seen, but scaled up whole it would fill the memory."""
-    if max(image.size) <= limit:
-        return image
-    width, height = (min(side, int(limit)) for side in image.size)
-    left, top = (image.width - width) // 2, (image.height - height) // 2
-    return image.crop((left, top, left + width, top + height))
 
 
 def converted(image: Image.Image, channels: int) -> Image.Image:

@@ -20,6 +20,7 @@ _LOADING = re.compile(
 )
 _SWITCHES = re.compile("code|download|hub|kernels|pretrained|remote")  # with these a plain "true" loads something
 _OWN_CODE = ("eager", "sdpa")  # implementations of attention that are torch's or the library's own
+_OWN_PLACES = {"data.cache": "auto"}  # what stands for a place of this user's, to which any folder may lead
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,60}")
 _TEXT = re.compile(r"[A-Za-z0-9_]{1,40}")
 
@@ -53,9 +54,10 @@ def within_itself(config: Config, *, allow_code: bool = False) -> tuple[Config, 
     for setting in () if allow_code else sorted(configuration.written(config)):
         section, name = setting.split(".")
         old = getattr(config, section)
-        if (place := getattr(old, name)) is not None:
+        if (place := getattr(old, name)) not in (None, _OWN_PLACES.get(setting)):
             config = config.model_copy(update={section: old.model_copy(update={name: None})})
-            notes[setting] = f"{setting}={place} is not written on the folder's word, rows stay in RAM: add it to do so"
+            instead = "images are decoded in each epoch" if section == "data" else "rows stay in RAM"
+            notes[setting] = f"{setting}={place} is not written on the folder's word, {instead}: add it to do so"
     return config, notes
 
 

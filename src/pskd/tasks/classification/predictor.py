@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pskd import __version__, data, models, registry
 from pskd.config import Config
 from pskd.data import ImageData, InMemory, Split, View
+from pskd.data.caching import Caching
 from pskd.data.items import source_of
 from pskd.data.opening import BATCH, opened_batches
 from pskd.errors import PskdError
@@ -191,7 +192,8 @@ class ClassPredictor(Predictor):
                 f"{self.run} sees images of {self.view.channels} x {self.view.size}, these have"
                 f" {tuple(samples.images.shape[1:])}"
             )
-        return replace(samples, view=self.view)  # type: ignore[type-var]
+        seen = replace(samples, view=self.view)  # type: ignore[type-var]
+        return caching(config).seen(seen)
 
 
 def rebuilt_classifier(
@@ -211,6 +213,7 @@ def load_data(config: Any) -> ImageData:
     """The data set of a configuration."""
     settings = config.data
     known = {"name", "root", "val_fraction", "image_size", "num_classes", "per_class", "balance", "workers"}
+    known |= {"cache", "shrink", "resize"}
     return data.load(
         settings.name,
         root=settings.root,
@@ -222,6 +225,12 @@ def load_data(config: Any) -> ImageData:
         at_most=config.scale == "laptop",
         **{name: value for name, value in settings.model_dump().items() if name not in known},
     )
+
+
+def caching(config: Any) -> Caching:
+    """How the images of a configuration are prepared and kept."""
+    settings = config.data
+    return Caching(settings.name, settings.root, settings.cache, settings.shrink, settings.resize)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from pskd import __version__, registry
 from pskd.augment import Augment
 from pskd.augment.mix import Mix
 from pskd.data.splits import typical_side
-from pskd.errors import PskdError
+from pskd.errors import PskdError, printable
 from pskd.memory.snapshot import unwrap_model
 from pskd.methods.base import Loss, Method
 from pskd.methods.cs_kd import SameClassPartners
@@ -31,7 +31,7 @@ from pskd.runs.group import Group
 from pskd.space import check_fits
 from pskd.targets import Targets
 from pskd.tasks.base import Evaluation, Shown, Task
-from pskd.tasks.classification.predictor import ClassPredictor, load_data, score_split
+from pskd.tasks.classification.predictor import ClassPredictor, caching, load_data, score_split
 from pskd.tasks.classification.settings import ClassificationConfig
 from pskd.tasks.classification.start import as_trained, begun_classifier, resumed_classifier
 from pskd.tasks.predictor import Predictor
@@ -64,7 +64,8 @@ class Classification(Task):
 
     def __init__(self, config: ClassificationConfig) -> None:
         self.config = config
-        self.data = as_trained(load_data(config), config.model, config.data.image_size)
+        seen = as_trained(load_data(config), config.model, config.data.image_size)
+        self.data = caching(config).of(seen, config.data.workers, lambda line: print(printable(line), flush=True))
         self.num_classes = len(self.data.classes)
         self.num_samples = self.num_rows = len(self.data.train)
         self.fingerprint = self.data.train.fingerprint
