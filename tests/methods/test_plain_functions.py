@@ -76,6 +76,13 @@ def test_ps_kd_with_partners(logits: Tensor, labels: Tensor, other: Tensor, mask
     agree(found.total, plain + 0.8 * added, logits)
 
 
+def test_partners_count_fully_where_auto_has_no_past_yet(logits: Tensor, labels: Tensor, other: Tensor) -> None:
+    method = PSKD(2, alpha="auto", memory=PredictionBank(6, 5, dtype=torch.float64), partners=2.0)
+    method.start_epoch(0)
+    found = method(logits, labels, index=torch.arange(6), partner_logits=other)
+    agree(found, cs_kd_loss(logits, labels, other, 4.0, 2.0), logits)
+
+
 def test_partners_are_asked_for_only_where_they_count() -> None:
     memory = PredictionBank(6, 5)
     assert PSKD(2, memory=memory).needs == {"index"}
