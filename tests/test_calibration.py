@@ -96,6 +96,20 @@ def test_the_risk_stays_below_its_bound() -> None:
     assert sum(kept) / 500 > 0.3
 
 
+@pytest.mark.parametrize("count", [16, 63, 64, 65])
+def test_delta_is_shared_by_all_thresholds_that_the_search_looks_at(count: int) -> None:
+    """Where nothing is wrong it moves on and on, one more time among 64 samples than among 63."""
+    looked_at, low = 0, 0
+    while low < count:
+        looked_at, low = looked_at + 1, (low + count - 1) // 2 + 1
+    level = 0.1 / looked_at
+    just = 1 - level ** (1 / count)  # the rate that all of them together can promise, and no smaller one
+    probs, labels = torch.linspace(0.5, 0.9, count)[:, None] * torch.tensor([1.0, 0.0]), torch.zeros(count).long()
+    assert reject_threshold(probs, labels, just * 1.001, delta=0.1) >= 0.5  # no complaint
+    with pytest.raises(PskdError, match=f"needs {count + 1} samples at least"):
+        reject_threshold(probs, labels, just * 0.999, delta=0.1)
+
+
 @pytest.mark.parametrize(("errors", "count", "delta"), [(0, 50, 0.05), (3, 40, 0.1), (10, 1000, 0.01), (39, 40, 0.05)])
 def test_the_bound_is_the_exact_binomial_one(errors: int, count: int, delta: float) -> None:
     from scipy.stats import beta

@@ -121,7 +121,7 @@ def threshold_of_confidence(sure: Tensor, wrong: Tensor, max_risk: float, delta:
         if not 0 < value < 1:
             raise PskdError(f"{name} must lie in (0, 1), got {value}")
     count = len(wrong)
-    steps = max(1, math.ceil(math.log2(count)))
+    steps = count.bit_length()  # thresholds that the search below looks at, at most
     needed = math.ceil(math.log(delta / steps) / math.log1p(-max_risk))
     if count < needed:
         raise PskdError(

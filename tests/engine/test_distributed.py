@@ -133,6 +133,8 @@ def test_averaged_gradients_are_those_of_the_whole_batch() -> None:
     [
         *("hard", "label_smoothing", "cs_kd", "tf_kd", "ps_kd method.memory=snapshot"),
         *("ols", "sat", "elr", "crl", "temporal_ensembling", "mean_teacher"),
+        *("zipf_ls", "maxsup", "focal", "disturb_label", "ddgsd", "dlb", "byot"),
+        *("ps_kd method.momentum=0.9 method.partners=1", "ps_kd method.alpha=auto"),
     ],
 )
 def test_every_method_with_amp_and_accumulation_on_two_processes(method: str, tmp_path: Path) -> None:

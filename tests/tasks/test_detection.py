@@ -30,7 +30,7 @@ from pskd.report.tables import result_lines
 from pskd.runs.checkpoint import Checkpoints
 from pskd.tasks.detection import Detection
 from pskd.tasks.detection.drawing import class_colour
-from pskd.use import evaluate, predict
+from pskd.use import calibrate, evaluate, predict
 
 TINY = (
     "data.train_images=12",
@@ -243,6 +243,20 @@ def test_two_processes_have_exact_metrics(trunk: Path, tmp_path: Path) -> None:
     assert result["processes"] == 2
     assert alone["ap_per_class"] == pytest.approx(result["ap_per_class"])
     assert [alone[name] for name in ("map50", "coco_ap")] == pytest.approx([result[n] for n in ("map50", "coco_ap")])
+
+
+def test_a_detector_that_finds_nothing_has_a_result_but_no_calibration(
+    trunk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("data.val_images=3", "epochs=1", "model.min_score=1", "train.calibrate=true")
+    train(tiny(trunk, *words), tmp_path / "run")
+    assert (tmp_path / "run" / "result.json").is_file()
+    assert not (tmp_path / "run" / "calibration.json").exists()
+    assert "not calibrated: nothing was detected on these images" in capsys.readouterr().out
+    with pytest.raises(PskdError, match="nothing was detected on these images, so there is nothing to calibrate"):
+        calibrate(tmp_path / "run")
+    with pytest.raises(PskdError, match="is not calibrated, which a risk needs"):
+        list(predict(tmp_path / "run", ["any.png"], max_risk=0.1))
 
 
 def test_a_hub_folder_is_loaded_and_files_are_refused(finished: Path, tmp_path: Path) -> None:

@@ -104,6 +104,10 @@ def test_a_table_is_written(trained: Path, images: Path, tmp_path: Path, capfd: 
     assert len(rows) == 20
     assert list(rows[0]) == ["image", "class", "probability", "set", "sure"]
     assert {row["sure"] for row in rows} == {"yes", "no"}
+    for place, message in ((tmp_path, "this is a folder"), (tmp_path / "out.csv" / "x.csv", "this is a file")):
+        code, out, err = pskd(capfd, "predict", str(trained), str(images), "--csv", str(place))
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"{message}, not a" in err
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "holds no image" in pskd(capfd, "predict", str(trained), str(empty))[2]
@@ -147,6 +151,8 @@ def test_calibration_of_other_weights_or_a_damaged_one_is_refused(copied: Path) 
     for change, message in (
         ({"weights": "0"}, "was made for other weights"),
         ({"temperature": -1}, "temperature: "),
+        ({"temperature": 1e-300}, "temperature: "),
+        ({"effect": {"val": {"before": {"nll": 1.0}, "after": {}}}}, "do not name the same metrics"),
         ({"version": 2}, "version: "),
         ({"wrong": [True]}, "columns do not fit"),
         ({"labels": [10**6] * whole["samples"]}, "columns do not fit"),
@@ -164,9 +170,12 @@ def test_calibration_of_other_weights_or_a_damaged_one_is_refused(copied: Path) 
 
 
 def test_never_on_what_was_trained_or_tested_on(
-    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    copied: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert "test set is for measuring only" in pskd(capfd, "calibrate", str(trained), "--split", "test")[2]
+    assert "test set is for measuring only" in pskd(capfd, "calibrate", str(copied), "--split", "test")[2]
+    for split, expected in (("test", (2, True)), ("val", (0, False))):
+        code, _, err = pskd(capfd, "calibrate", str(copied), "--root", "the embedded ones", "--split", split)
+        assert (code, "this is its own test set" in err) == expected
     train(small("epochs=1"), tmp_path / "none")
     code, _, err = pskd(capfd, "calibrate", str(tmp_path / "none"))
     assert code == 2

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -84,6 +86,8 @@ def predict(
         "draw": draw,
         "texts": text or None,
     }
+    if table is not None:
+        _check_table(table)
     files = with_folders(inputs or [])
     found = answers(run, files, best=best, allow_code=allow_code, **options)
     if len(files) >= MANY and sys.stderr.isatty() and not (table is None and sys.stdout.isatty()):
@@ -110,6 +114,18 @@ def _with_bar(found: Iterable[Answer | PskdError], total: int) -> Iterator[Answe
     from rich.progress import track
 
     yield from track(found, "", total, console=Console(stderr=True), transient=True)
+
+
+def _check_table(path: Path) -> None:
+    """Refuse a place for a table now, not after thousands of answers; its folder is made."""
+    from pskd.runs.files import one_line_errors
+
+    with one_line_errors("--csv", elsewhere="name another file"):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path.parent))
 
 
 def _write_table(path: Path, rows: list[dict[str, str]]) -> None:

@@ -193,7 +193,7 @@ class Trainer:
             while state.epoch < epochs and not self.gives_up():
                 self.train_epoch(progress, asked)
                 after_epoch(self.end_epoch(progress))
-            return self.finish()
+            return self.finish(progress)
 
     def train_epoch(self, progress: Progress, asked: list[int]) -> None:
         """The rest of the current epoch."""
@@ -309,7 +309,7 @@ class Trainer:
             if self.group.leader:
                 self.state.best_sum = checksum(self.run.best_model_file)
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, progress: Progress) -> dict[str, Any]:
         """The last epoch's results; the best epoch's too, if there is a validation split to choose it on."""
         if self.average is not None:
             self.weights.load_state_dict(self.average.module.state_dict())
@@ -327,7 +327,7 @@ class Trainer:
             predictions = predictions | {f"val_{name}": array for name, array in validation.predictions.items()}
         weights.save(deployed(self.weights), self.run.model_file, self.task.metadata(), self.group)
         if self.config.train.calibrate:
-            self.calibrate()
+            self.calibrate(progress)
         if best is not None and (best["epoch"] != self.state.epoch or self.average is not None):
             self.group.barrier()
             weights.load(deployed(self.weights), self.run.best_model_file)
@@ -343,13 +343,20 @@ class Trainer:
         self.group.barrier()
         return result
 
-    def calibrate(self) -> None:
-        """Write beside the last weights how sure they may be, before the result says that the run has finished."""
+    def calibrate(self, progress: Progress) -> None:
+        """Write beside the last weights how sure they may be, before the result says that the run has finished.
+
+        A model of which nothing can be said, a detector that finds nothing, has a result all the same.
+        """
         self.group.barrier()
         kind, path = self.task.Predictor, self.run.model_file
         about = kind.about_class.model_validate(weights.metadata(path))
         using = kind(self.run.path, about, deployed(self.weights), self.device)
-        found = using.calibrate(self.config, self.group, weights=checksum(path), fitted_on="val")
+        try:
+            found = using.calibrate(self.config, self.group, weights=checksum(path), fitted_on="val")
+        except PskdError as error:
+            progress.line(f"not calibrated: {error}")
+            return
         if self.group.leader:
             calibration.write(path, found)
 

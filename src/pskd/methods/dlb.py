@@ -25,8 +25,8 @@ class DLB(Paced):
 
     Args:
         epochs: the length of the training.
-        temperature: T. The default label of a run in the authors' code: 3.
-        alpha: at least 0. Ours: 1.
+        temperature: T. The default name of a run in the authors' code, "TP3_0.5", says 3.
+        alpha: at least 0. Ours: 1; the second number of that name may be theirs.
 
     ``view`` is another view of this batch, which is kept for the next step; there the model has to run on it, with
     gradient::
@@ -34,9 +34,9 @@ class DLB(Paced):
         again = None if method.last_view is None else model(method.last_view)
         loss = method(model(x), y, view=another_view_of_x, last_logits=again)
 
-    An epoch begins without a last batch. Only samples that are known to be plain are kept: of a batch with mixed labels
-    those that are ``distilled``. Of several processes each has a last batch of its own; after a resume within an epoch
-    all begin with that of the first one.
+    An epoch begins without a last batch; in the authors' code that of the epoch before stays. Only samples that are
+    known to be plain are kept: of a batch with mixed labels those that are ``distilled``. Of several processes each has
+    a last batch of its own; after a resume within an epoch all begin with that of the first one.
 
     Cost: a second forward and backward pass, and one batch of images in the checkpoint. The paper halves the batch
     instead, so that a step costs what it did. Use it where steps are cheap and training is short.

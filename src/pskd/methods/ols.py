@@ -23,8 +23,8 @@ from pskd.tensors import accumulation_dtype
 class OLS(Paced):
     """``L = H((1 - alpha) * y + alpha * S_y, p)``; S_c is the mean p of class c's samples in the epoch before.
 
-    Only samples that were classified right enter the mean. In the first epoch, and for a class without any (ours), S_c
-    is uniform.
+    Only samples that were classified right enter the mean. In the first epoch, and for a class without any, S_c is
+    uniform, as in the authors' code.
 
     Args:
         epochs: the length of the training.

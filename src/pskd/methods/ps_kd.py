@@ -236,11 +236,10 @@ class PSKD(Remembering):
         take = taken(logits, labels, distilled)
         past = step.past(part, labels=labels, take=take)
         target = label_target(logits, targets, IGNORE_INDEX, weight)
-        if past is None and self.alpha == "auto":
-            alpha = 0.0  # what is not there is not trusted
+        past = None if past is None else fitted(past, logits, take)
+        if self.alpha == "auto":
+            alpha = 0.0 if past is None else trust(target, past)  # nothing is trusted before there is a past
         if past is not None:
-            past = fitted(past, logits, take)
-            alpha = trust(target, past) if self.alpha == "auto" else alpha
             if self.watch is not None:
                 self.watch(logits, targets, past, alpha)
             target = target.mixed_with(past, alpha)

@@ -11,7 +11,7 @@ from pskd.errors import PskdError
 from pskd.runs.files import checksum, one_line_errors, write_atomic
 
 _AGAIN = "make it again with pskd calibrate, or remove it"
-Temperature = Annotated[float, Field(gt=0)]
+Temperature = Annotated[float, Field(ge=1e-3, le=1e3)]  # beyond what is ever looked at, and far from overflow
 
 
 class Calibration(BaseModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -153,16 +153,39 @@ class Predictor(ABC):
         return found if several else found[0]
 
     def calibrate(
-        self, config: Config, group: Group, *, split: str = "val", fingerprint: str | None = None, **about: Any
+        self,
+        config: Config,
+        group: Group,
+        *,
+        split: str = "val",
+        fingerprint: str | None = None,
+        seen: Mapping[str, str] | None = None,
+        **about: Any,
     ) -> Calibration:
         """Find out how sure the model may be.
 
         Args:
             split: of the configuration's data, "val" or "test"; no sample of it may have been trained on.
             fingerprint: what the split has to have, if that is known.
+            seen: the fingerprints that it must not have, each with the name of that split of the run's own.
             **about: further fields of ``calibration_class``.
         """
         raise PskdError(f"a run of {self.about.task} cannot be calibrated: this task has nothing to calibrate")
+
+    def check_unseen(
+        self, split: str, found: str, fingerprint: str | None = None, seen: Mapping[str, str] | None = None
+    ) -> None:
+        """Refuse to calibrate on a split whose fingerprint, ``found``, says that it is another than it ought to be."""
+        if fingerprint not in (None, found):
+            raise PskdError(
+                f"{self.run}: its {split} split has changed since it was trained, and may hold samples that it was"
+                " trained on: bring the data back, or name other data with --root"
+            )
+        if seen and found in seen:
+            raise PskdError(
+                f"{self.run}: this is its own {seen[found]} set, on which nothing may be calibrated: name other data,"
+                " or leave --root out to calibrate on its validation split"
+            )
 
     def deployed(self, config: Config | None, *, calibrated: bool = False, preprocessing: bool = False) -> Deployed:
         """The model for other programs, its temperature and the preprocessing of its input inside if that is asked for.

@@ -52,13 +52,19 @@ def calibrate(
     kind = predictor.calibration_class
     if kind is not None and (foreign := sorted(options.keys() - kind.model_fields.keys())):
         raise PskdError(f"--{foreign[0].replace('_', '-')} is not for a run of {predictor.about.task}")
-    known = None if data_root is not None else predictions.fingerprint(run, split)
+    known, seen = (predictions.fingerprint(run, split), None) if data_root is None else (None, _seen(run))
     path = weights.path_of(run, best=best)
     about = {"weights": checksum(path), "fitted_on": data_root or split}
     config = _config(run, data_root, allow_code)
-    found = predictor.calibrate(config, Group(), split=split, fingerprint=known, **about, **options)
+    found = predictor.calibrate(config, Group(), split=split, fingerprint=known, seen=seen, **about, **options)
     calibration.write(path, found)
     return found
+
+
+def _seen(run: Path) -> dict[str, str]:
+    """What a run was trained and measured on, by fingerprint."""
+    found = {RunFolder(run).result().get("data_fingerprint"): "training", predictions.fingerprint(run, "test"): "test"}
+    return {fingerprint: name for fingerprint, name in found.items() if fingerprint is not None}
 
 
 def _config(run: Path, data_root: str | None, allow_code: bool) -> Config:

@@ -24,6 +24,12 @@ class Effect(BaseModel):
     before: dict[str, float]
     after: dict[str, float]
 
+    @model_validator(mode="after")
+    def _same_metrics(self) -> Effect:
+        if self.before.keys() != self.after.keys():
+            raise ValueError("before and after do not name the same metrics")
+        return self
+
     @classmethod
     def of(cls, log_probs: Tensor, labels: Tensor, temperature: float, bins: int) -> Effect:
         before, after = (

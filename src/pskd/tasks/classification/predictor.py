@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,14 +103,17 @@ class ClassPredictor(Predictor):
                 yield next(found) if error is None else PskdError(error)
 
     def calibrate(
-        self, config: Any, group: Group, *, split: str = "val", fingerprint: str | None = None, **about: Any
+        self,
+        config: Any,
+        group: Group,
+        *,
+        split: str = "val",
+        fingerprint: str | None = None,
+        seen: Mapping[str, str] | None = None,
+        **about: Any,
     ) -> ClassCalibration:
         splits = {name: self.split(config, name) for name in dict.fromkeys((split, "test"))}
-        if fingerprint not in (None, splits[split].fingerprint):
-            raise PskdError(
-                f"{self.run}: its {split} split has changed since it was trained, and may hold samples that it was"
-                " trained on: bring the data back, or name other data with --root"
-            )
+        self.check_unseen(split, splits[split].fingerprint, fingerprint, seen)
         scored = {
             name: score_split(self.model, samples, len(self.classes), config, self.device, group)
             for name, samples in splits.items()

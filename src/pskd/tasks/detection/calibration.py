@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from pskd import calibration
+from pskd.errors import PskdError
 from pskd.metrics.detection import Detections, Objects, judged
 from pskd.runs.calibration import Calibration, Temperature
 
@@ -49,6 +50,8 @@ class DetectionCalibration(Calibration):
         """From a split's objects and what was detected there."""
         right, wrong = judged(objects, detections, len(classes))
         counted = right | wrong
+        if not counted.any():
+            raise PskdError("nothing was detected on these images, so there is nothing to calibrate: train it longer")
         labels = torch.from_numpy(detections.label[counted])
         scores = torch.from_numpy(detections.scores[counted])
         correct = torch.from_numpy(right[counted]).long()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ class DetectionPredictor(Predictor):
         """The objects on each image file (see ``answers``), drawn into PNG files in ``draw``."""
         if not inputs:
             raise PskdError("which images? for example: pskd predict RUN photo.jpg")
-        folder = draw or self.run / "drawn"
+        keeps, folder = self._keeping(**options), draw or self.run / "drawn"
         if draw is None and folder.is_symlink():
             raise link_error(folder)
         with one_line_errors("drawings", elsewhere="choose another folder with --draw"):
@@ -96,7 +96,7 @@ class DetectionPredictor(Predictor):
             except PskdError as error:
                 yield error
                 continue
-            objects = self._objects(image, **options)
+            objects = self._objects(image, keeps)
             drawing = folder / f"{number:03d}-{Path(name).stem}.png"
             draw_boxes(image, objects, self.classes, drawing)
             yield Found(name, objects, drawing)
@@ -107,13 +107,14 @@ class DetectionPredictor(Predictor):
 
         Or those of which a share of at most ``max_risk`` is wrong, if the run was calibrated. Nothing is drawn.
         """
+        keeps = self._keeping(**options)
         for place, value in enumerate(inputs):
             try:
                 image = pixels(decode(source_of(value, f"image {place}"), self.about.view["channels"]))
             except PskdError as error:
                 yield error
                 continue
-            yield Found(name_of(value, place), self._objects(image, **options))
+            yield Found(name_of(value, place), self._objects(image, keeps))
 
     def preprocess(self, image: Any) -> Tensor:
         """A file, PIL image, tensor (C, H, W) or array (H, W, C) as one of the model's inputs: (C, H, W) in 0..1."""
@@ -127,30 +128,38 @@ class DetectionPredictor(Predictor):
         return classes
 
     def calibrate(
-        self, config: Any, group: Group, *, split: str = "val", fingerprint: str | None = None, **about: Any
+        self,
+        config: Any,
+        group: Group,
+        *,
+        split: str = "val",
+        fingerprint: str | None = None,
+        seen: Mapping[str, str] | None = None,
+        **about: Any,
     ) -> DetectionCalibration:
         scenes = self._scenes(config, split)
-        if fingerprint not in (None, scenes.fingerprint):
-            raise PskdError(
-                f"{self.run}: its {split} split has changed since it was trained: name other data with --root"
-            )
+        self.check_unseen(split, scenes.fingerprint, fingerprint, seen)
         found = detect_split(self.model, scenes, Resize(*self.about.resize), config, self.device, group)
         return DetectionCalibration.fitted(*found, self.classes, task=self.about.task, **about)
 
-    def _objects(
-        self, image: Tensor, min_score: float | None = None, max_risk: float | None = None, **_: Any
-    ) -> list[dict[str, Any]]:
-        """What is on an image (C, H, W) uint8, in its own pixels."""
-        if max_risk is not None and self.calibration is None:
+    def _keeping(
+        self, min_score: float | None = None, max_risk: float | None = None, **_: Any
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """Says which detections are shown, of their scores (M) as the network gives them and calibrated ones."""
+        if max_risk is None:
+            return lambda _raw, scores: scores >= (0.5 if min_score is None else min_score)
+        if self.calibration is None:
             raise PskdError(f"{self.run} is not calibrated, which a risk needs: pskd calibrate {self.run} does it")
+        least = self.calibration.min_score(max_risk)  # found once, for all images
+        return lambda raw, scores: (raw >= least) & (scores >= (min_score or 0))
+
+    def _objects(self, image: Tensor, keeps: Callable[[Tensor, Tensor], Tensor]) -> list[dict[str, Any]]:
+        """What is on an image (C, H, W) uint8, in its own pixels."""
         ((seen, answer),) = _detected(self.model, [Resize(*self.about.resize).resized(image)], self.device)
         raw = answer["scores"].cpu()
         names = [self.classes[label - 1] for label in answer["labels"].tolist()]
         scores = raw if self.calibration is None else self.calibration.calibrated(raw, names)
-        if max_risk is None:
-            kept = scores >= (0.5 if min_score is None else min_score)
-        else:
-            kept = (raw >= self.calibration.min_score(max_risk)) & (scores >= (min_score or 0))
+        kept = keeps(raw, scores)
         boxes = scaled(answer["boxes"].cpu().float(), seen, tuple(image.shape[1:]))
         return [
             {"class": names[place], "score": float(scores[place]), "box": [round(edge, 2) for edge in box]}
