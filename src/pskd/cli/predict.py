@@ -113,7 +113,7 @@ def _with_bar(found: Iterable[Answer | PskdError], total: int) -> Iterator[Answe
 
 
 def _write_table(path: Path, rows: list[dict[str, str]]) -> None:
-    from pskd.runs.files import one_line_errors, write_atomic
+    from pskd.runs.files import one_line_errors, write_named
 
     out = io.StringIO()
     if rows:
@@ -121,4 +121,4 @@ def _write_table(path: Path, rows: list[dict[str, str]]) -> None:
         writer.writeheader()
         writer.writerows(rows)
     with one_line_errors("table"):
-        write_atomic(path, out.getvalue())
+        write_named(path, out.getvalue(), "a table of answers", f"{next(iter(rows[0] if rows else ['image']))},")
