@@ -53,7 +53,8 @@ def pskd(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 FORKS = """
 import json, os, sys, tempfile
-import pskd.cli, pskd.study.worker, pskd.tasks.classification.task
+import sklearn.datasets
+import pskd.cli, pskd.report.page, pskd.study.worker, pskd.tasks.classification.task
 
 def run(words):
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:

@@ -231,7 +231,7 @@ def test_a_full_disk_under_a_report_is_not_a_matter_of_resuming(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "report.html")
 
-    monkeypatch.setattr("pskd.report.page.write_atomic", full)
+    monkeypatch.setattr("pskd.report.page.write_named", full)
     code, _, err = pskd(capfd, "report", "run")
     assert (code, err) == (2, "pskd: report report.html: the disk is full; free some space, then run it again\n")
 

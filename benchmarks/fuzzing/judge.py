@@ -98,32 +98,27 @@ def _fork(case: Case, here: Path, stderr: int) -> int:
 def _watch(here: Path, walled: bool) -> Callable[[str, tuple[Any, ...]], None]:
     """An audit hook that ends the process where it would write to a file that is not below its own folder.
 
-    Behind a wall it is told that permission is denied, and may make, rename or remove nothing there either.
+    Behind a wall it is told that permission is denied, and may make or remove nothing there either.
     """
 
-    allowed = (str(here), "/dev/", "/proc/", "/tmp/pymp-", "/tmp/torch")
     writing = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_TRUNC
-    changes = {
-        "os.mkdir": 0,
-        "os.rename": 1,
-        "os.remove": 0,
-        "os.rmdir": 0,
-        "os.truncate": 0,
-    }  # which word is it
+    changes = {"os.rename": 1, "os.truncate": 0}  # which word is the place
+    changes |= {"os.mkdir": 0, "os.remove": 0, "os.rmdir": 0} if walled else {}
+    below = (str(here), "/tmp/pymp-", "/tmp/torch")
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         is_written = event == "open" and (arguments[2] or 0) & writing
-        if not is_written and not (walled and event in changes):
+        if not is_written and event not in changes:
             return
         name = arguments[changes.get(event, 0)]
         if not isinstance(name, str | bytes | os.PathLike):
             return
         place = os.path.realpath(os.fsdecode(name))
-        if place.startswith(allowed) or (is_written and os.path.isdir(place)):
+        if place.startswith(below) or (is_written and (place.startswith(("/dev/", "/proc/")) or os.path.isdir(place))):
             return
         if walled:
             raise PermissionError(errno.EACCES, "Permission denied", place)
-        os.write(2, f"Traceback: it opens {place} for writing\n".encode(errors="replace"))
+        os.write(2, f"Traceback: it writes to {place}\n".encode(errors="replace"))
         os._exit(99)
 
     return hook

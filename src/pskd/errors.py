@@ -60,8 +60,8 @@ def blamed(what: str) -> Iterator[None]:
     """What another library, or a user's own code, raises: said in one line that begins with what was being done."""
     try:
         yield
-    except PskdError:
+    except (PskdError, OSError, MemoryError):  # these have words of their own
         raise
-    except STUMBLES as error:
+    except Exception as error:  # whatever they made up
         why = folded(error)
         raise PskdError(f"{what} ({type(error).__name__}{f': {why}' if why else ''})") from error

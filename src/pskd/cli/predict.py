@@ -129,7 +129,7 @@ def _check_table(path: Path) -> None:
 
 
 def _write_table(path: Path, rows: list[dict[str, str]]) -> None:
-    from pskd.runs.files import one_line_errors, write_atomic
+    from pskd.runs.files import one_line_errors, write_named
 
     out = io.StringIO()
     if rows:
@@ -137,4 +137,4 @@ def _write_table(path: Path, rows: list[dict[str, str]]) -> None:
         writer.writeheader()
         writer.writerows(rows)
     with one_line_errors("table"):
-        write_atomic(path, out.getvalue())
+        write_named(path, out.getvalue(), "a table of answers", f"{next(iter(rows[0] if rows else ['image']))},")

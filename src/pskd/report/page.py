@@ -20,7 +20,7 @@ from pskd.report.samples import SideBySide, side_by_side
 from pskd.report.scaled import NO_VALIDATION, after_temperature
 from pskd.report.scenes import Scenes, scenes
 from pskd.report.summary import Table, by_class, compare
-from pskd.runs.files import one_line_errors, write_atomic
+from pskd.runs.files import one_line_errors, write_named
 from pskd.study.results import Collection, Run, collect
 
 TITLES = {
@@ -127,7 +127,7 @@ def report(
         say(line)
     with one_line_errors("report"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, _html(parts))
+        write_named(out, _html(parts), "a report", "<!doctype html>")
     written = [out]
     for part in parts:
         below = Path(part.name) if len(parts) > 1 else Path()

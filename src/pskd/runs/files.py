@@ -21,6 +21,8 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     """Write beside and rename into place; a crash leaves the old file or the new one. A link is replaced itself."""
     if not path.name or path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
+    if path.exists() and not path.is_file() and not path.is_symlink():
+        raise PskdError(f"{path} is a device or a pipe, not a file: choose another place")
     beside = path.with_name(f".{path.name}.{os.getpid()}.writing")
     try:
         beside.unlink(missing_ok=True)
@@ -31,6 +33,16 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         to_disk(path.parent)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def write_named(path: Path, content: str, what: str, beginning: str) -> None:
+    """``write_atomic`` at a place that a user names, behind a link, too; there only what begins alike is replaced."""
+    path = Path(os.path.realpath(path))
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            if file.read(len(beginning.encode())) != beginning.encode():
+                raise PskdError(f"{path} holds something else than {what} and would be overwritten: name another file")
+    write_atomic(path, content)
 
 
 def write_json(path: Path, value: Any) -> None:

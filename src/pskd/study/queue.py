@@ -64,8 +64,8 @@ class Standing(NamedTuple):
     seconds: float | None = None
 
 
-class CellReturned(Exception):
-    """The worker was asked to stop: the cell goes back into the queue."""
+class CellReturned(BaseException):
+    """The worker was asked to stop: the cell goes back into the queue. No error, wherever the signal comes."""
 
 
 class Queue:
