@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -17,9 +18,12 @@ from helpers import small
 from processes import in_child
 from torch import Tensor
 
+from pskd.analysis import hard
+from pskd.analysis import history as module
 from pskd.analysis.hard import rescaling
 from pskd.analysis.history import History, only_rescaled
-from pskd.engine.loop import train
+from pskd.engine.loop import Interrupted, train
+from pskd.errors import PskdError
 from pskd.runs.group import Group
 from pskd.runs.history import Epochs, read
 from pskd.study.results import Row, collect
@@ -243,6 +247,68 @@ def test_a_killed_run_records_the_same(tmp_path: Path, undisturbed: Callable[...
     assert not found.rescaled[0].any()  # there is no past in the first epoch
     assert found.rescaled[1].any()
     assert (found.maximum >= found.target - 1e-3).all()
+
+
+def test_the_record_of_many_samples_lies_in_a_file_and_is_the_same(
+    tmp_path: Path, undisturbed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a run is stopped in the middle of an epoch, and parts do not end with a column."""
+    monkeypatch.setattr(module, "HELD", 100)
+    monkeypatch.setattr(module, "PART", 333)
+    monkeypatch.setattr(hard, "PART", 77)
+    stopped, out = [], tmp_path / "run"
+
+    def stop(self: History, shown: Shown, batch: Callable[..., None] = History.batch) -> None:
+        batch(self, shown)
+        stopped.append(self)
+        if len(stopped) == 11:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(History, "batch", stop)
+    config = small("epochs=6", "train.save_every=3 steps")
+    with pytest.raises(Interrupted):
+        train(config, out)
+    assert stopped[0]._scratch == out / "history-0.scratch"
+    train(config, out, resume=True)
+    whole = undisturbed("epochs=6")
+    assert (out / "history.bin").read_bytes() == (whole / "history.bin").read_bytes()
+    assert not list(out.glob("*.scratch"))
+    rows = [collect([folder])[0].rows[0] for folder in (out, whole)]
+    monkeypatch.setattr(hard, "PART", 1000)
+    for one, other in zip(rescaling(rows[0]) or (), rescaling(rows[1]) or (), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert rescaling(rows[0]) is not None
+
+
+def test_processes_add_up_their_records_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PART", 100)
+    logits, labels = torch.randn(60, 3), torch.randint(3, (60,))
+    alone, first, second = (
+        History(tmp_path / f"{name}.bin", 60, HERE, scratch=scratch)
+        for name, scratch in (("alone", None), ("first", tmp_path / "first.scratch"), ("second", tmp_path / "second"))
+    )
+    for history, part in ((alone, slice(0, 60)), (first, slice(0, 25)), (second, slice(25, 60))):
+        history.cut(0)
+        history.batch(Shown(torch.arange(60)[part], logits[part], labels[part], None))
+    theirs: list[Tensor] = []
+    group = SimpleNamespace(active=True, leader=True, sum=lambda part: part + theirs.pop(0))
+    theirs += [part.clone() for _, part in second._summed(Group())]
+    assert torch.equal(first.state(group), alone.state(Group()))  # type: ignore[arg-type]
+    theirs += [part.clone() for _, part in second._summed(Group())]
+    first.end_epoch(group)  # type: ignore[arg-type]
+    alone.end_epoch(Group())
+    assert first.path.read_bytes() == alone.path.read_bytes()
+    assert not first.flags.any()
+
+
+def test_a_record_that_the_disk_cannot_hold_is_refused_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HELD", 100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=7 * 200 * 4 - 1))
+    with pytest.raises(PskdError, match=r"history\.bin needs 0\.0 MB more .* train\.history=false"):
+        train(small("epochs=3"), tmp_path / "run")
+    train(small("epochs=3", "train.history=false"), tmp_path / "other")
 
 
 def test_it_can_be_turned_off_and_missing_epochs_are_unseen(tmp_path: Path) -> None:

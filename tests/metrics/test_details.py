@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from pskd.metrics.details import class_scores, confusion_matrix, coverage_at_risk_from, most_confused
+from pskd.metrics.details import class_scores, confusion_matrix, confusions, coverage_at_risk_from, most_confused
 
 
 def test_coverage_is_the_largest_share_that_keeps_the_error_rate() -> None:
@@ -36,3 +36,24 @@ def test_class_scores_are_those_of_counting() -> None:
     assert all(math.isnan(float(column[2])) for column in scores[1:])
     assert most_confused(matrix, 2) == [(0, 1, 2, 2 / 3), (1, 0, 1, 0.5)]
     assert most_confused(torch.eye(3, dtype=torch.long)) == []
+
+
+def test_confusions_of_very_many_classes_take_no_more_room_than_samples() -> None:
+    """Whole, this matrix would have 80 GB. Where it exists whole, both say the same."""
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.randint(100_000, (500,), generator=draw)
+    guesses = torch.where(torch.rand(500, generator=draw) < 0.5, labels, labels.roll(1))
+    guesses[:3], labels[:3] = 99_999, 7
+    sparse = confusions(guesses, labels, 100_000)
+    assert len(sparse.values()) <= 500
+    assert most_confused(sparse, 1) == [(7, 99_999, 3, 1.0)]
+    scores = class_scores(sparse)
+    assert int(scores.samples.sum()) == 500
+    assert float(scores.recall.nansum()) > 0
+
+    few, wrong = torch.randint(9, (500,), generator=draw), torch.randint(9, (500,), generator=draw)
+    whole = confusion_matrix(wrong, few, 9)
+    assert most_confused(whole, 7) == most_confused(confusions(wrong, few, 9), 7)
+    assert whole.sum(1).tolist() == class_scores(whole).samples.tolist()
+    for one, other in zip(class_scores(whole), class_scores(confusions(wrong, few, 9)), strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True, rtol=0, atol=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from pskd.study.results import Row, Run, plain_row
 
 HARD, SHARE = 100, 10  # so many samples, and at most one in so many
 EPOCHS = 60  # at most, of a curve
+PART = 2**20  # samples that are looked at at a time
 
 
 class Probabilities(NamedTuple):
@@ -75,17 +76,26 @@ def rescaling(row: Row) -> Rescaling | None:
     epochs = np.unique(np.linspace(1, recorded.num_epochs - 1, min(EPOCHS, recorded.num_epochs - 1)).astype(int))
     quartiles, shares = [], []
     for epoch in epochs.tolist():
-        pair = recorded.of([epoch - 1, epoch])
-        now, held = pair.wrong[1], pair.rescaled[1]
-        before = pair.wrong[0] if estimated else pair.past_wrong[1]
-        known = ~np.isnan(before) & ~np.isnan(now)
-        shares.append(held[known].mean() if known.any() else np.nan)
-        use = known & held & (now > 0)
-        # Where the condition holds, only the rounding of the record makes it negative.
-        factor = np.maximum(0, 1 - alphas[epoch + 1] * before[use] / now[use])
-        quartiles.append(np.percentile(factor, (25, 50, 75)) if use.any() else [np.nan] * 3)
+        factors, known, held = [], 0, 0
+        for samples in _in_parts(recorded.num_samples):
+            pair = recorded.of([epoch - 1, epoch], samples)
+            now, before = pair.wrong[1], pair.wrong[0] if estimated else pair.past_wrong[1]
+            both = ~np.isnan(before) & ~np.isnan(now)
+            met = both & pair.rescaled[1]
+            known, held = known + int(both.sum()), held + int(met.sum())
+            use = met & (now > 0)
+            # Where the condition holds, only the rounding of the record makes it negative.
+            factors.append(np.maximum(0, 1 - alphas[epoch + 1] * before[use] / now[use]))
+        factor = np.concatenate(factors)
+        shares.append(held / known if known else np.nan)
+        quartiles.append(np.percentile(factor, (25, 50, 75)) if len(factor) else [np.nan] * 3)
     lower, median, upper = np.array(quartiles).T
     return Rescaling(epochs + 1, lower, median, upper, np.array(shares))
+
+
+def _in_parts(count: int) -> Iterator[slice]:
+    """All samples, a few at a time, whose numbers fit into the memory."""
+    return (slice(start, start + PART) for start in range(0, count, PART))
 
 
 def _data(run: Run) -> tuple[int, str]:

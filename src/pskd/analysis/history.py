@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pskd import registry
+from pskd import registry, space
 from pskd.errors import PskdError
+from pskd.memory.storage import Storage
 from pskd.methods.base import Method
 from pskd.runs.files import open_own
-from pskd.runs.group import Group
+from pskd.runs.group import Group, own_rank
 from pskd.runs.history import HALVES, HEADER, RESCALED, VERSION, block_size, header, renew
 from pskd.targets import Past, Targets
 from pskd.tasks.base import Shown, Task
@@ -19,15 +23,30 @@ from pskd.tasks.base import Shown, Task
 LOG_HALF = -0.6931471805599453
 
 
-UP_TO = 5_000_000  # samples; each process holds all of an epoch's record
+HELD = 5_000_000  # samples whose record of an epoch is held in memory; that of more lies in a scratch file
+PART = 2**24  # bytes that processes add up and write at a time
 
 
 @registry.observers.register("history")
 def record_history(folder: Path, task: Task, method: Method, device: torch.device) -> History | None:
     """The recorder of a run, for tasks that show their samples."""
-    if not task.shows_samples or task.num_samples > UP_TO:
+    if not task.shows_samples:
         return None
-    return History(folder / "history.bin", task.num_samples, device, method)
+    path, count, scratch = folder / "history.bin", task.num_samples, None
+    if count > HELD:
+        _check_room(path, block_size(count), task.config.train.epochs)
+        scratch = folder / f"history-{own_rank()}.scratch"
+    return History(path, count, device, method, scratch)
+
+
+def _check_room(path: Path, block: int, epochs: int) -> None:
+    """Refuse now what would fill the disk on the way: a block for each epoch, and the scratch of one."""
+    needed = block * (epochs + 1) - (path.stat().st_size if path.exists() else 0)
+    if needed > (free := shutil.disk_usage(path.parent).free):
+        raise PskdError(
+            f"train.history: {path} needs {space.shown(needed)} more on the disk, and {space.shown(free)} are free:"
+            " make room, or leave it out with train.history=false"
+        )
 
 
 class History:
@@ -35,12 +54,23 @@ class History:
 
     A method that softens targets by past predictions shows those that it uses, from wherever it has them, so that the
     gradient's rescaling can be recorded.
+
+    Args:
+        scratch: a file that is to hold the current epoch instead of the device; it is gone when the run ends.
     """
 
-    def __init__(self, path: Path, num_samples: int, device: torch.device, method: Method | None = None) -> None:
-        self.path, self.num_samples = path, num_samples
-        self.probabilities = torch.zeros(HALVES[VERSION], num_samples, dtype=torch.float16, device=device)
-        self.flags = torch.zeros(num_samples, dtype=torch.uint8, device=device)
+    def __init__(
+        self,
+        path: Path,
+        num_samples: int,
+        device: torch.device,
+        method: Method | None = None,
+        scratch: Path | None = None,
+    ) -> None:
+        self.path, self.num_samples, self._scratch = path, num_samples, scratch
+        self._block = _zeros(block_size(num_samples), device, scratch)
+        probabilities = self._block[:-num_samples].view(torch.float16)
+        self.probabilities, self.flags = probabilities.view(HALVES[VERSION], -1), self._block[-num_samples:]
         self._compared: tuple[Tensor, Tensor] | None = None
         if method is not None:
             method.watch = self._compare
@@ -63,6 +93,9 @@ class History:
             flags += RESCALED * rescaled.byte()
             self._compared = None
         probabilities = torch.stack((target, (top - normalizer).exp(), past)).half()
+        if self._scratch is not None:
+            index, probabilities, flags = index.cpu(), probabilities.cpu(), flags.cpu()
+            plain = None if plain is None else plain.cpu()
         if plain is not None:
             probabilities = torch.where(plain, probabilities, self.probabilities[:, index])
             flags = torch.where(plain, flags, self.flags[index])
@@ -71,23 +104,38 @@ class History:
 
     def end_epoch(self, group: Group) -> None:
         """Append the epoch to the file and begin the next one."""
-        block = self.state(group)
-        if group.leader:
-            with open_own(self.path, "ab") as file:
-                file.write(block.numpy().tobytes())
-        self.probabilities.zero_()
-        self.flags.zero_()
+        with open_own(self.path, "ab") if group.leader else contextlib.nullcontext() as file:
+            for _, part in self._summed(group):
+                if file is not None:
+                    file.write(part.numpy().data)
+        self._block.zero_()
 
     def state(self, group: Group) -> Tensor:
-        """The epoch so far, of all processes: 7 N bytes, on the CPU."""
-        parts = (self.probabilities.view(torch.uint8).flatten(), self.flags)
-        return group.sum(torch.cat(parts).cpu())  # a sample is one process's; it has zeros on the others
+        """The epoch so far, of all processes: 7 N bytes, on the CPU, for the leader; to be used at once."""
+        if not group.active:
+            return self._block.cpu()
+        beside = self._scratch and self._scratch.with_suffix(".sum")
+        whole = _zeros(len(self._block) if group.leader else 0, torch.device("cpu"), beside if group.leader else None)
+        for where, part in self._summed(group):
+            if group.leader:
+                whole[where] = part
+        return whole
+
+    def _summed(self, group: Group) -> Iterator[tuple[slice, Tensor]]:
+        """Part after part of the block, on the CPU: a sample is one process's; it has zeros on the others."""
+        for start in range(0, len(self._block), PART):
+            where = slice(start, start + PART)
+            part = self._block[where].cpu()
+            yield where, group.sum(part.clone()) if group.active else part
 
     def load(self, state: Tensor) -> None:
         """Go on with an epoch. On the leader only: ``state`` is what all processes had recorded.
 
         Of the first format it has no pasts.
         """
+        if len(state) == len(self._block):
+            self._block.copy_(state)
+            return
         halves = state[: -self.num_samples].view(torch.float16).view(-1, self.num_samples)
         self.probabilities[-1, halves[1] != 0] = torch.nan
         self.probabilities[: len(halves)].copy_(halves)
@@ -116,6 +164,16 @@ class History:
         wrong = values.scatter(1, label[:, None], 0.0).sum(1)
         wrong = wrong if past.known is None else wrong.masked_fill(~past.known, torch.nan)
         self._compared = only_rescaled(logits, label, past, alpha), wrong
+
+
+def _zeros(size: int, device: torch.device, scratch: Path | None) -> Tensor:
+    """So many zero bytes on the device, or in a file that nobody else can open any more."""
+    if scratch is None:
+        return torch.zeros(size, dtype=torch.uint8, device=device)
+    scratch.unlink(missing_ok=True)  # of an earlier process
+    storage = Storage(1, {"block": (size, torch.uint8)}, path=scratch, device=torch.device("cpu"))
+    scratch.unlink()
+    return storage.rows(1)["block"][0]
 
 
 def only_rescaled(logits: Tensor, labels: Tensor, past: Past, alpha: float | Tensor) -> Tensor:

@@ -127,7 +127,7 @@ class TrainConfig(Section):
     `shard` spreads weights, gradients and optimizer state over the processes (FSDP) instead of copying them to each.
     `calibrate` does in the end what `pskd calibrate` does, on the validation split.
     `freeze=backbone` trains the head alone; batch statistics of the rest stay as they are.
-    `history` records the probabilities of every training sample in every epoch, 7 bytes each, of up to 5 million.
+    `history` records the probabilities of every training sample in every epoch, 7 bytes each.
     """
 
     epochs: Count = 300

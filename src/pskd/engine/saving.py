@@ -147,7 +147,7 @@ class Saver:
             self.method.load_state_dict(shard)
         if group.leader:
             for name, observer in self.observers.items():
-                observer.load(checkpoint.load(folder, name))
+                observer.load(checkpoint.load(folder, name, mapped=True))
         if self.average is not None:
             self.average.load_state_dict(checkpoint.load(folder, "average"))
         if here["world"] == group.world:

@@ -35,24 +35,42 @@ def coverage_at_risk_from(confidence: Tensor, correct: Tensor, risk: float) -> f
     return float(kept[-1]) if len(kept) else 0.0
 
 
+def confusions(guesses: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """(K, K) int64, sparse: how many samples of each class (row) were taken for each class (column).
+
+    Whole, the matrix of 100,000 classes would have 80 GB; here it has no more entries than there are samples.
+    """
+    pairs, times = torch.stack((labels, guesses)), torch.ones_like(labels)
+    return torch.sparse_coo_tensor(pairs, times, (num_classes, num_classes), check_invariants=True).coalesce()
+
+
 def confusion_matrix(guesses: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """(K, K) int64: how many samples of each class (row) were taken for each class (column)."""
-    return torch.bincount(labels * num_classes + guesses, minlength=num_classes**2).view(num_classes, num_classes)
+    """The same, whole: for few classes."""
+    return confusions(guesses, labels, num_classes).to_dense()
 
 
 def class_scores(confusion: Tensor) -> ClassScores:
-    """From a confusion matrix (K, K)."""
-    right, samples, guessed = confusion.diagonal().double(), confusion.sum(1), confusion.sum(0)
+    """From a confusion matrix (K, K), sparse or whole."""
+    cells = _sparse(confusion)
+    (label, guess), times, none = cells.indices(), cells.values(), confusion.new_zeros(len(confusion)).to_dense()
+    samples, guessed = none.index_add(0, label, times), none.index_add(0, guess, times)
+    right = none.index_add(0, label, times * (label == guess)).double()
     return ClassScores(samples, right / samples, right / guessed, 2 * right / (samples + guessed))
 
 
 def most_confused(confusion: Tensor, count: int = 5) -> list[Confusion]:
     """The most frequent mistakes, most frequent first; of equally frequent ones those of the lower classes first."""
-    off = confusion.clone().fill_diagonal_(0).flatten()
-    order = off.sort(descending=True, stable=True).indices[:count]
-    found = []
-    for place in order.tolist():
-        label, taken_for = divmod(place, len(confusion))
-        if times := int(off[place]):
-            found.append(Confusion(label, taken_for, times, times / int(confusion[label].sum())))
-    return found
+    cells, samples = _sparse(confusion), class_scores(confusion).samples
+    (label, guess), times = cells.indices(), cells.values()
+    times = times * (label != guess)
+    order = times.sort(descending=True, stable=True).indices[:count]
+    return [
+        Confusion(
+            int(label[place]), int(guess[place]), int(times[place]), int(times[place]) / int(samples[label[place]])
+        )
+        for place in order[times[order] > 0].tolist()
+    ]
+
+
+def _sparse(confusion: Tensor) -> Tensor:
+    return confusion if confusion.is_sparse else confusion.to_sparse()

@@ -62,14 +62,18 @@ class Recorded:
 
     def times_correct(self) -> np.ndarray:
         """In how many epochs each sample was classified right, (samples)."""
-        return np.asarray((self._blocks[:, self._flags :] & CORRECT).sum(0, dtype=np.int64))
+        times = np.zeros(self.num_samples, np.int64)
+        for block in self._blocks:  # one after the other: all of them may be more than the memory
+            times += block[self._flags :] & CORRECT
+        return times
 
     def of(self, epochs: Sequence[int] | slice = slice(None), samples: np.ndarray | slice = slice(None)) -> Epochs:
         """Some epochs of some samples."""
-        blocks, count = self._blocks[epochs], self.num_samples
-        halves = blocks[:, : self._flags].view(np.float16).reshape(len(blocks), -1, count)
-        kept, maximum, *more = halves[:, :, samples].astype(np.float32).swapaxes(0, 1)
-        flags, above, unseen = blocks[:, self._flags :][:, samples], np.signbit(kept), maximum == 0
+        blocks, count = [self._blocks[epoch] for epoch in np.arange(self.num_epochs)[epochs]], self.num_samples
+        halves = [block[: self._flags].view(np.float16).reshape(-1, count)[:, samples] for block in blocks]
+        kept, maximum, *more = np.stack(halves).astype(np.float32).swapaxes(0, 1)
+        flags = np.stack([block[self._flags :][samples] for block in blocks])
+        above, unseen = np.signbit(kept), maximum == 0
         past_wrong = np.where(unseen, np.nan, more[0] if more else np.nan)
         kept, maximum = np.where(unseen, np.nan, np.abs(kept)), np.where(unseen, np.nan, maximum)
         target, wrong = np.where(above, 1 - kept, kept), np.where(above, kept, 1 - kept)

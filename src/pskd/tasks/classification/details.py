@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pskd.metrics import functional
-from pskd.metrics.details import class_scores, confusion_matrix, coverage_at_risk_from, most_confused
+from pskd.metrics.details import class_scores, confusions, coverage_at_risk_from, most_confused
 
 MATRIX = 200  # classes up to which an evaluation has the whole confusion matrix
 
@@ -21,7 +21,7 @@ def detailed(
         f"coverage_at_{percent}": 100 * coverage_at_risk_from(scores.confidence, scores.correct, percent / 100)
         for percent in (1, 5, 10)
     }
-    matrix = confusion_matrix(guesses, labels, len(classes))
+    matrix = confusions(guesses, labels, len(classes))
     columns = class_scores(matrix)
     numbers = zip(*(column.tolist() for column in columns), strict=True)
     found["per_class"] = {
@@ -32,4 +32,4 @@ def detailed(
         {**pair._asdict(), "label": classes[pair.label], "taken_for": classes[pair.taken_for]}
         for pair in most_confused(matrix)
     ]
-    return {**found, "confusion": matrix.tolist()} if len(classes) <= MATRIX else found
+    return {**found, "confusion": matrix.to_dense().tolist()} if len(classes) <= MATRIX else found
