@@ -30,7 +30,8 @@ from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
 from pskd.augment import Augment
-from pskd.data import OnDisk
+from pskd.data import ImageData, OnDisk, Split
+from pskd.data.caching import Caching
 from pskd.data.folder import MEAN, STD, photo_view
 
 IMAGES, CLASSES, BATCH, WORKERS, SIZE = 560, 8, 64, 2, 224
@@ -101,13 +102,23 @@ def compare(root: Path, strength: float, rounds: int) -> None:
         for inputs, _ in DataLoader(theirs, BATCH, shuffle=True, num_workers=WORKERS):
             assert inputs.dtype == torch.float32
 
-    def our_epoch(split: OnDisk) -> None:
+    def our_epoch(split: Split) -> None:
         epoch = next(epochs)
         plan = torch.randperm(len(files), generator=torch.Generator().manual_seed(epoch)).split(BATCH)
         for batch in split.batches(plan, augment=augment, epoch=epoch, workers=WORKERS):
             assert batch.inputs.dtype == torch.float32
 
-    sides: dict[str, Callable[[], None]] = {"torchvision": torchvision_epoch, "ours": lambda: our_epoch(files)}
+    data = ImageData("folder", tuple(theirs.classes), files, None, files, view)
+    by_torch = Caching("folder", resizing="torch").of(data, WORKERS, print).train
+    start = time.perf_counter()
+    kept = Caching("folder", str(root), str(root / "cache"), "auto", "torch").of(data, WORKERS, print).train
+    print(f"built in {time.perf_counter() - start:.0f} s")
+    sides: dict[str, Callable[[], None]] = {
+        "torchvision": torchvision_epoch,
+        "ours": lambda: our_epoch(files),
+        "ours, resize=torch": lambda: our_epoch(by_torch),
+        "ours, cache": lambda: our_epoch(kept),
+    }
     used: dict[str, list[float]] = {name: [] for name in sides}
 
     def counted(name: str) -> Callable[[], None]:
@@ -125,8 +136,9 @@ def compare(root: Path, strength: float, rounds: int) -> None:
         print(f"{name + ', images/s:':28} {median([len(files) / each for each in own])}")
     for what, measured in (("time", seconds), ("processor time", used)):
         for name in list(sides)[1:]:
-            ratios = [a / b for a, b in zip(measured["torchvision"], measured[name], strict=True)]
-            print(f"{f'{name}, ratio by {what}:':45} {median(ratios)}")
+            both = zip(measured["torchvision"][-rounds:], measured[name][-rounds:], strict=True)
+            ratios = [a / b for a, b in both]
+            print(f"{f'{name}, ratio by {what}:':42} {median(ratios)}")
 
 
 if __name__ == "__main__":

@@ -40,9 +40,9 @@ def jitter(images: Tensor, uniform: Tensor, strength: float, clamp: bool = True)
     for change in orders.unbind(1):
         factor = factors.gather(1, change[:, None])[:, :, None, None]
         other = _blended_with(images, change)
+        more = 0.0 if other is None else other * (1 - factor)  # before the images change, as `other` may be these
         images *= factor
-        if other is not None:
-            images += other * (1 - factor)
+        images += more
         if clamp:
             images.clamp_(0, 255)
     return images

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pskd.augment import colour, geometry
 from pskd.augment.erasing import erase
-from pskd.augment.trivial import trivial_augment
 from pskd.data.pictures import Picture
 from pskd.data.view import View
 from pskd.errors import PskdError
@@ -63,6 +62,8 @@ class Augment:
             raise PskdError(f"augment.lighting={self.lighting} must be 0 or a positive number")
         if self.lighting and self.view.channels != 3:
             raise PskdError(f"augment.lighting={self.lighting} needs colour images, these are grey: set it to 0")
+        if self.auto == "trivial":
+            import pskd.augment.trivial  # noqa: F401  # here, or each worker would import torchvision in each epoch
 
     def open(self, pictures: Sequence[Picture], index: Tensor, *, seed: int, epoch: int) -> Tensor:
         """The pixels of some images: a random box of each for the crops that are resized, else the central view.
@@ -76,13 +77,13 @@ class Augment:
             (B, C, H, W) uint8 of the view's size; call the object on them with ``opened=True``.
         """
         if self.crop in BOXES:
-            sizes = torch.tensor([picture.size for picture in pictures])
-            boxes = self._boxes(*sizes.unbind(1), index, seed, epoch).tolist()
+            height, width = torch.tensor([picture.size for picture in pictures]).unbind(1)
+            boxes = self._boxes(height, width, index, seed, epoch).tolist()
             opened = [picture.cut(tuple(box)) for picture, box in zip(pictures, boxes, strict=True)]
         else:
             opened = [picture.seen() for picture in pictures]
         pixels = torch.stack(opened)
-        return trivial_augment(pixels, index, seed=seed, epoch=epoch) if self.auto == "trivial" else pixels
+        return _trivially(pixels, index, seed, epoch) if self.auto == "trivial" else pixels
 
     def __call__(self, images: Tensor, index: Tensor, *, seed: int, epoch: int, opened: bool = False) -> Tensor:
         """Augment and normalise a batch on the device where it is.
@@ -121,7 +122,7 @@ class Augment:
             images = geometry.mirror(images, places[:, 2] < 0.5)
         if self.auto == "trivial" and not opened:
             whole = images.round().to(torch.uint8) if images.is_floating_point() else images
-            images = trivial_augment(whole, index, seed=seed, epoch=epoch)
+            images = _trivially(whole, index, seed, epoch)
         if self.jitter:
             images = colour.jitter(images.float(), drawn["jitter"], self.jitter, self.clamp)
         if self.lighting:
@@ -134,3 +135,9 @@ class Augment:
         numbers = uniform(index, seed=seed, epoch=epoch, stream="box", draws=2 * geometry.ATTEMPTS + 2)
         make = geometry.random_boxes if self.crop == "resized" else geometry.shifted_boxes
         return make(numbers, height, width)
+
+
+def _trivially(images: Tensor, index: Tensor, seed: int, epoch: int) -> Tensor:
+    from pskd.augment.trivial import trivial_augment  # torchvision's import takes longer than torch's
+
+    return trivial_augment(images, index, seed=seed, epoch=epoch)

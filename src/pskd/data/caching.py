@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from pskd.data.image_data import ImageData
-from pskd.data.pictures import FromSource
-from pskd.data.prepared import Preparation, Prepared, Resizing
+from pskd.data.pictures import FromSource, Resizing
+from pskd.data.prepared import Preparation, Prepared
 from pskd.data.splits import InMemory, Opened, Split, shield_from_signals
 from pskd.data.store import Entries, Store, check_space
 from pskd.data.view import View

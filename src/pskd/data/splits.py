@@ -241,7 +241,7 @@ class _Decoder(Dataset[Tensor | str]):
 
     def __getitem__(self, step: int) -> Tensor | str:
         try:
-            return torch.cat([self._opened(index) for index in self.plan[step].split(TOGETHER)])
+            return torch.cat([self._opened(index) for index in torch.split(self.plan[step], TOGETHER)])
         except PskdError as error:
             return str(error)
 
