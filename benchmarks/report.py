@@ -69,6 +69,7 @@ def made_up(folder: Path) -> Study:
         (run / "history.bin").symlink_to(history)
         origin = {"epoch": EPOCHS, "parameters": 1, "seconds": {"training": 1.0, "per_epoch": 1.0}, "processes": 1}
         origin |= {"device": "cpu", "versions": {}, "git": None, "data_fingerprint": "made up"}
+        origin |= {"seed": cell.config.train.seed, "ece_bins": 10, "num_classes": CLASSES, "training_samples": TRAIN}
         (run / "result.json").write_text(json.dumps(metrics | origin))
     return study
 

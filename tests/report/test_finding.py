@@ -82,9 +82,9 @@ def test_many_groups_are_counted() -> None:
         ]
     *sentences, overall = told(*rows)
     assert len(sentences) == 4
-    assert sentences[1].startswith("epochs 30: alpha 0.8 against alpha 0.0, CIFAR-10")
+    assert sentences[1].startswith("epochs 30: PS-KD with alpha 0.8 against alpha 0.0, CIFAR-10")
     assert overall == (
-        "alpha 0.8 against alpha 0.0 in 4 groups: top-1 error worse in 4 (0 significantly); ECE better in 4"
+        "PS-KD with alpha 0.8 against alpha 0.0 in 4 groups: top-1 error worse in 4; ECE better in 4"
         " (4 significantly); AURC worse in 4 (4 significantly); Brier the same."
     )
 

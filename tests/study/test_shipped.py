@@ -133,11 +133,14 @@ def test_it_ends_with_its_table_and_figures(
     assert not errors
     assert code == 0
     assert (out / "report.html").stat().st_size > 10_000
-    (collection,) = collect([out])
-    assert not collection.unfinished
-    assert len(collection.runs) == sum(bool(cell.labels) for cell in Study.load(out).cells().values())
-    assert set(collection.columns) == set(collection.show.columns or collection.columns)
-    shown = {figure.kind for figure in figures(collection)}
-    if any(side_by_side(rows) is not None for rows in collection.frames.values()):
-        shown.add("samples")
-    assert shown >= set(collection.show.first)
+    collections = collect([out])  # one for each data set
+    assert sum(len(each.runs) for each in collections) == sum(
+        bool(cell.labels) for cell in Study.load(out).cells().values()
+    )
+    for collection in collections:
+        assert not collection.unfinished
+        assert set(collection.columns) == set(collection.show.columns or collection.columns)
+        shown = {figure.kind for figure in figures(collection)}
+        if any(side_by_side(rows) is not None for rows in collection.frames.values()):
+            shown.add("samples")
+        assert shown >= set(collection.show.first)

@@ -101,7 +101,7 @@ def _against(frame: str, row: Row, rows: Sequence[Row], table: Table) -> Finding
     note = f"{count.capitalize() if len(seeds) > 1 else 'One seed'}: too few to call a difference significant."
     return Finding(
         frame,
-        _named(row, rows),
+        _subject(row, rows),
         "" if alone else _named(baseline, rows),
         ", ".join(filter(None, (row.runs[0].data_name, size, count))),
         claims,
@@ -141,7 +141,9 @@ def _overall(collection: Collection, table: Table) -> Iterator[str]:
         words = "; ".join(
             _counted(name, table, [(before, after) for *_, before, after in found]) for name in table.metrics
         )
-        yield f"{_named(row, among)} against {_named(baseline_of(among), among)} in {len(found)} groups: {words}."
+        against = f"{_subject(row, among)} against {_named(baseline_of(among), among)}"
+        none = "" if "significantly" in words else " No difference is significant."
+        yield f"{against} in {len(found)} groups: {words}.{none}"
 
 
 def _counted(name: str, table: Table, pairs: Sequence[tuple[Line, Line]]) -> str:
@@ -158,8 +160,8 @@ def _counted(name: str, table: Table, pairs: Sequence[tuple[Line, Line]]) -> str
     for word in dict.fromkeys((BETTER, WORSE, *words.values())):
         own = [number for number, said in words.items() if said == word]
         if own:
-            significant = f" ({len(sure.intersection(own))} significantly)" if chances else ""
-            parts.append(f"{word} in {len(own)}{significant}")
+            count = len(sure.intersection(own))
+            parts.append(f"{word} in {len(own)}{f' ({count} significantly)' if count else ''}")
     return f"{_spoken(name)} {', '.join(parts) or 'the same'}"
 
 
@@ -169,6 +171,12 @@ def _is_first(row: Row, rows: Sequence[Row]) -> bool:
 
 def _line(lines: Sequence[Line], rows: Sequence[Row], row: Row) -> Line:
     return next(line for line, each in zip(lines, rows, strict=True) if each is row)
+
+
+def _subject(row: Row, rows: Sequence[Row]) -> str:
+    """With its method, where that does not tell rows apart and so is not in their names."""
+    alike = len({each.title for each in rows}) == 1 and not is_plain(row.runs[0].config)
+    return f"{row.title} with {row.short}" if alike and row.title not in row.short else _named(row, rows)
 
 
 def _named(row: Row, rows: Sequence[Row]) -> str:

@@ -268,7 +268,8 @@ def _of_study(study: Study) -> list[Collection]:
             unfinished.append(f"left out: {cell.name}: {error}")
     made = [Row(_without_seed(cell.labels), runs, _changed(cell)) for cell, runs in rows.values() if runs]
     if not made:
-        raise PskdError(f"{study.folder} has no finished cell yet: pskd study status tells how far it is")
+        damaged = next((line.partition(": ")[2] for line in unfinished if line.startswith("left out: ")), None)
+        raise PskdError(damaged or f"{study.folder} has no finished cell yet: pskd study status tells how far it is")
     made = _in_order(made)
     groups = gathered(made, lambda one, other: alike(one.data, other.data, DataOf.same_test))
     title, _, more = study.file.about.partition(";")
