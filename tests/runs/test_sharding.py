@@ -37,8 +37,8 @@ def assert_close(one: Path, other: Path) -> None:
 
 
 def test_a_spread_model_learns_the_same(tmp_path: Path) -> None:
-    words = ["method=cs_kd", "train.accumulate=2", "train.clip_norm=0.5", "optim.name=adamw", "optim.lr=0.01"]
-    # Without channels-last: AdamW makes much of the last bits, in which the convolutions of some machines differ.
+    words = ["method=cs_kd", "train.accumulate=2", "train.clip_norm=0.5", "optim.name=adamw", "optim.lr=0.001"]
+    # Without channels-last, and slowly: AdamW makes much of the last bits, in which some machines differ.
     on_two(lambda: train(small(*words, "train.channels_last=false"), tmp_path / "copied"))
     on_two(lambda: train(small(*words, "train.shard=true"), tmp_path / "spread"))
     assert_close(tmp_path / "copied", tmp_path / "spread")
