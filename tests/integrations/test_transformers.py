@@ -216,6 +216,20 @@ def test_a_causal_model_by_any_name_learns_the_next_token(tmp_path: Path) -> Non
         uncounted.train()
 
 
+def test_a_stream_counts_steps(tmp_path: Path) -> None:
+    model = network("sentences")
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=4, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True
+    )
+    stream = drawn("sentences").to_iterable_dataset()
+    method = pskd.PSKD(steps=4, memory=pskd.Snapshot(model, refresh=2))
+    PSKDTrainer(model, arguments, train_dataset=stream, method=method).train()
+    assert method.alpha_t == pytest.approx(0.8)
+    by_epochs = pskd.PSKD(2, memory=pskd.Snapshot(model))
+    with pytest.raises(PskdError, match=r"an epoch of a stream is; give PSKD\(steps=...\)"):
+        PSKDTrainer(model, arguments, train_dataset=stream, method=by_epochs).train()
+
+
 def test_a_model_that_is_none_of_the_library_s(tmp_path: Path) -> None:
     class Own(nn.Module):
         def __init__(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,8 @@ class _Epochs(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         epochs, planned = getattr(self.method, "epochs", None), math.ceil(state.num_train_epochs)
+        if epochs is not None and planned >= sys.maxsize:
+            raise PskdError(f"epochs={epochs}: nobody knows how long an epoch of a stream is; give PSKD(steps=...)")
         if epochs is not None and epochs != planned:
             raise PskdError(
                 f"epochs={epochs}, but the Trainer makes {planned}: give both the same, or alpha does not reach its end"

@@ -114,7 +114,11 @@ class TranslationPredictor(Predictor):
         named = {"pad_token": encoding.id_to_token(PAD), "eos_token": end, "unk_token": encoding.id_to_token(UNKNOWN)}
         library: Any = import_module("transformers")
         tokenizer = library.PreTrainedTokenizerFast(
-            tokenizer_object=encoding, model_max_length=POSITIONS, clean_up_tokenization_spaces=False, **named
+            tokenizer_object=encoding,
+            model_max_length=POSITIONS,
+            clean_up_tokenization_spaces=False,
+            model_input_names=["input_ids", "attention_mask"],  # older versions add token types, which it does not take
+            **named,
         )
         net = self.model.net
         net.generation_config = self.model.search(max_new_tokens=POSITIONS - 1, **self.about.search.model_dump())
