@@ -43,6 +43,7 @@ from pskd.models.heads import HeadedNet, HeadedOutput
 ROUNDS, REPEATS = 30, 20  # one round times a step and a forward pass once, everything small REPEATS times
 LIMITS = {
     "PS-KD, bank": 0.2,
+    "PS-KD, auto": 0.2,
     "PS-KD, momentum": 0.2,
     "label smoothing": 0.2,
     "TF-KD, reg": 0.2,
@@ -153,6 +154,7 @@ def main() -> None:
     small: dict[str, Callable[[], None]] = {
         "F.cross_entropy": repeated(lambda: F.cross_entropy(logits, y).backward()),
         "PS-KD, bank": loss_of(filled_method(labels), index=index),
+        "PS-KD, auto": in_second_epoch(pskd.PSKD(epochs=300, alpha="auto", memory=rows()), index=index),
         "PS-KD, momentum": loss_of(filled_method(labels, momentum=0.9), index=index),
         "label smoothing": loss_of(LabelSmoothing()),
         "TF-KD, reg": loss_of(TFKD("reg")),
