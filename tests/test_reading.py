@@ -13,6 +13,7 @@ import torch
 from processes import exit_code, in_child
 from torch import nn
 
+from pskd import space
 from pskd.config.yaml_file import MOST_NODES, parsed_yaml
 from pskd.errors import PskdError, blamed, folded
 from pskd.models import create
@@ -142,3 +143,14 @@ def test_messages_are_folded_and_never_say_to_unpickle() -> None:
     assert folded(advice) == "Weights only load failed."
     with pytest.raises(PskdError, match=r"^it fails \(KeyError: 'x'\)$"), blamed("it fails"):
         {}["x"]
+
+
+def test_files_that_a_container_has_cached_are_no_memory_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "_GROUP", tmp_path)
+    for limit, free in (("5000\n", 5000 - (4000 - 3500)), ("max\n", float("inf"))):
+        (tmp_path / "memory.max").write_text(limit)
+        (tmp_path / "memory.current").write_text("4000\n")
+        (tmp_path / "memory.stat").write_text("anon 500\nactive_file 1500\ninactive_file 2000\n")
+        assert space._container() == free

@@ -42,8 +42,11 @@ def _machine() -> float:
 
 def _container() -> float:
     try:
-        return float((_GROUP / "memory.max").read_text()) - float((_GROUP / "memory.current").read_text())
-    except (OSError, ValueError):  # none, or "max"
+        used = float((_GROUP / "memory.current").read_text())
+        kinds = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        used -= float(kinds["active_file"]) + float(kinds["inactive_file"])  # of files: given back when it is needed
+        return float((_GROUP / "memory.max").read_text()) - used
+    except (OSError, ValueError, KeyError):  # none, or "max"
         return math.inf
 
 

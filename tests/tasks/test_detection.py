@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import pytest
 import torch
 from helpers import metrics_of, small
 from PIL import Image
-from processes import exit_code, in_child
+from processes import exit_code, in_child, in_children
 from safetensors.torch import load_file
 
 from pskd.config import Config, resolve
@@ -233,12 +231,8 @@ def test_killed_and_resumed_equals_undisturbed(trunk: Path, finished: Path, tmp_
 
 
 def test_two_processes_have_exact_metrics(trunk: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = [*TINY, "data.train_images=9", "epochs=1", f"model.backbone={trunk}"]
-    command = [*torchrun, "-m", "pskd", "train", "detection/digits", *words, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
+    out, config = tmp_path / "run", tiny(trunk, "data.train_images=9", "epochs=1")
+    assert [exit_code(child) for child in in_children(lambda: train(config, out), 2)] == [0, 0]
     result, alone = json.loads((out / "result.json").read_text()), evaluate(out, "test")
     assert result["processes"] == 2
     assert alone["ap_per_class"] == pytest.approx(result["ap_per_class"])

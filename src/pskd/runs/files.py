@@ -37,7 +37,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 def write_named(path: Path, content: str, what: str, beginning: str) -> None:
     """``write_atomic`` at a place that a user names, behind a link, too; there only what begins alike is replaced."""
-    path = Path(os.path.realpath(path))
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
     if path.is_file() and path.stat().st_size:
         with path.open("rb") as file:
             if file.read(len(beginning.encode())) != beginning.encode():
