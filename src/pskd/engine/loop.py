@@ -21,7 +21,7 @@ from pskd.engine import build
 from pskd.engine.nonfinite import NonFinite
 from pskd.engine.observer import observers_of
 from pskd.engine.progress import Progress, said_if_slow
-from pskd.engine.record import epoch_line, heading, progress_text, provenance
+from pskd.engine.record import epoch_line, heading, intention, progress_text, provenance
 from pskd.engine.saving import Saver
 from pskd.engine.state import TrainingState
 from pskd.errors import PskdError, blamed
@@ -80,7 +80,7 @@ def train(
             return run.result()
         sharding.check(config)
         with contextlib.ExitStack() as stack:
-            with said_if_slow(f"reading {config.data.name}, making {config.model.name} ..."):
+            with said_if_slow(intention(config)):
                 with blamed(f"data={config.data.name} cannot be loaded"):
                     task = tasks.create(config)
                 if config.train.calibrate:
@@ -193,7 +193,7 @@ class Trainer:
             while state.epoch < epochs and not self.gives_up():
                 self.train_epoch(progress, asked)
                 after_epoch(self.end_epoch(progress))
-            return self.finish()
+            return self.finish(progress.line)
 
     def train_epoch(self, progress: Progress, asked: list[int]) -> None:
         """The rest of the current epoch."""
@@ -309,7 +309,7 @@ class Trainer:
             if self.group.leader:
                 self.state.best_sum = checksum(self.run.best_model_file)
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, say: Callable[[str], None]) -> dict[str, Any]:
         """The last epoch's results; the best epoch's too, if there is a validation split to choose it on."""
         if self.average is not None:
             self.weights.load_state_dict(self.average.module.state_dict())
@@ -319,6 +319,8 @@ class Trainer:
             raise PskdError(
                 f"{self.run.best_model_file} was lost or changed: go on from the last checkpoint with --resume"
             )
+        for example in final.examples:
+            say(example)
         result: dict[str, Any] = {**final.metrics, "signatures": final.signatures, "epoch": self.state.epoch}
         predictions = final.predictions
         if self.task.has_validation:

@@ -18,8 +18,8 @@ SILENCE = 60  # seconds, after which even a screen that keeps every line gets on
 
 
 @contextlib.contextmanager
-def said_if_slow(text: str, seconds: float = 5.0) -> Iterator[None]:
-    """Print a line if what is done here takes long, on the first process."""
+def said_if_slow(text: str, seconds: float = 0.7) -> Iterator[None]:
+    """Print a line if what is done here takes longer than a person waits for one, on the first process."""
     timer = threading.Timer(seconds, lambda: print(printable(text), flush=True))
     timer.daemon = True
     if int(os.environ.get("RANK", "0")) == 0:
