@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,22 +47,31 @@ def main() -> None:
         compare(config, Classification(config), bare_loop(file), IMAGES, ROUNDS)
 
 
-def compare(config: Config, task: Task, bare: Callable[[], None], images: int, rounds: int) -> None:
-    """Epochs of our loop and of ``bare``, alternately; prints both speeds and their ratio."""
+def compare(
+    config: Config,
+    task: Task,
+    bare: Callable[[], None],
+    images: int,
+    rounds: int,
+    *,
+    unit: str = "img",
+    **timing: Any,
+) -> None:
+    """Epochs of our loop and of ``bare``, alternately (``timing`` is for ``alternate``); prints speeds and ratio."""
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder, "run"))
         run.path.mkdir()
-        with accelerator(config, run.path) as devices, Progress(1, 0, "img", shown=False, log=print) as progress:
+        with accelerator(config, run.path) as devices, Progress(1, 0, unit, shown=False, log=print) as progress:
             trainer = Trainer(config, task, run, devices)
 
             def ours() -> None:
                 trainer.train_epoch(progress, [])
                 trainer.state.epoch, trainer.state.step = trainer.state.epoch + 1, 0
 
-            seconds = alternate(ours, bare, rounds=rounds)
+            seconds = alternate(ours, bare, rounds=rounds, **timing)
     ratio = median([theirs / own for own, theirs in zip(*seconds, strict=True)])
     own, theirs = (images / median(side).median for side in seconds)
-    print(f"ours {own:.1f} img/s, bare loop {theirs:.1f} img/s")
+    print(f"ours {own:.1f} {unit}/s, bare loop {theirs:.1f} {unit}/s")
     print(f"ours / bare loop: {ratio}")
 
 

@@ -34,52 +34,62 @@ def main() -> None:
         print(f"megabytes: {(Path(folder) / 'report.html').stat().st_size / 1e6:.2f} (at most 5)")
 
 
-def made_up(folder: Path) -> Study:
+def made_up(
+    folder: Path,
+    *,
+    models: int = MODELS,
+    seeds: int = SEEDS,
+    epochs: int = EPOCHS,
+    test: int = TEST,
+    train: int = TRAIN,
+    classes: int = CLASSES,
+) -> Study:
+    """A study of so many models, five methods and so many seeds, finished."""
     methods = ("hard", "label_smoothing", "cs_kd", "tf_kd", "ps_kd")
     axes = {
-        "model": {f"model {number}": {"model.width": 4 + number} for number in range(MODELS)},
+        "model": {f"model {number}": {"model.width": 4 + number} for number in range(models)},
         "method": list(methods),
-        "seed": list(range(SEEDS)),
+        "seed": list(range(seeds)),
     }
     study = Study("many", StudyFile(about="made up", recipe="digits", axes=axes), (), folder / "study", "many")
     study.save()
     generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(CLASSES, (TEST,), generator=generator)
-    history = recorded(folder / "history.bin", generator)
+    labels = torch.randint(classes, (test,), generator=generator)
+    history = recorded(folder / "history.bin", generator, train, epochs)
     for key, cell in study.cells().items():
         run = study.run_folder(key)
         run.mkdir()
-        logits = torch.randn(TEST, CLASSES, generator=generator)
-        logits[torch.arange(TEST), labels] += 3
+        logits = torch.randn(test, classes, generator=generator)
+        logits[torch.arange(test), labels] += 3
         metrics = functional.summarize(functional.score_samples(logits, labels, from_logits=True))
         np.savez(
             run / "predictions.npz",
             probs=torch.softmax(logits, 1).numpy(),
             labels=labels.numpy(),
-            classes=np.array([f"class {number}" for number in range(CLASSES)]),
+            classes=np.array([f"class {number}" for number in range(classes)]),
             fingerprint=np.array("made up"),
         )
         (run / "config.yaml").write_text(cell.config.to_yaml())
         records = [
             {"epoch": epoch + 1, "train_loss": 1 / (epoch + 1), "test": metrics}
-            | ({"alpha_t": 0.8 * epoch / EPOCHS} if cell.config.method.name == "ps_kd" else {})
-            for epoch in range(EPOCHS)
+            | ({"alpha_t": 0.8 * epoch / epochs} if cell.config.method.name == "ps_kd" else {})
+            for epoch in range(epochs)
         ]
         (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-        (run / "history.bin").symlink_to(history)
-        origin = {"epoch": EPOCHS, "parameters": 1, "seconds": {"training": 1.0, "per_epoch": 1.0}, "processes": 1}
+        (run / "history.bin").hardlink_to(history)
+        origin = {"epoch": epochs, "parameters": 1, "seconds": {"training": 1.0, "per_epoch": 1.0}, "processes": 1}
         origin |= {"device": "cpu", "versions": {}, "git": None, "data_fingerprint": "made up"}
-        origin |= {"seed": cell.config.train.seed, "ece_bins": 10, "num_classes": CLASSES, "training_samples": TRAIN}
+        origin |= {"seed": cell.config.train.seed, "ece_bins": 10, "num_classes": classes, "training_samples": train}
         (run / "result.json").write_text(json.dumps(metrics | origin))
     return study
 
 
-def recorded(path: Path, generator: torch.Generator) -> Path:
-    history = History(path, TRAIN, torch.device("cpu"))
+def recorded(path: Path, generator: torch.Generator, train: int, epochs: int) -> Path:
+    history = History(path, train, torch.device("cpu"))
     history.cut(0)
-    labels = torch.randint(10, (TRAIN,), generator=generator)
-    for _ in range(EPOCHS):
-        history.batch(Shown(torch.arange(TRAIN), torch.randn(TRAIN, 10, generator=generator), labels, None))
+    labels = torch.randint(10, (train,), generator=generator)
+    for _ in range(epochs):
+        history.batch(Shown(torch.arange(train), torch.randn(train, 10, generator=generator), labels, None))
         history.end_epoch(Group())
     return path
 

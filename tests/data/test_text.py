@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,19 @@ def test_numbers_are_all_different() -> None:
     assert (len(data.train), len(data.test)) == (300, 500)
     assert not {*data.train.source} & {*data.test.source}
     assert all(" " not in text for text in data.train.source)
+
+
+def test_numbers_are_drawn_by_length_and_short_ones_are_learnt() -> None:
+    data = files(Path(), name="numbers", root=None)
+    learnt, tested = data.train.lines, data.test.lines
+    assert (len(learnt), len(tested), len({*tested})) == (8000, 500, 500)
+    digits = Counter(max(2, len(str(number))) for number in learnt if number < 10**6)
+    assert set(digits) == {2, 3, 4, 5, 6}
+    assert max(digits.values()) < 1.2 * min(digits.values())
+    assert set(range(100)) <= {*learnt}
+    assert {first * 10**zeros for first in range(1, 10) for zeros in range(5)} <= {*learnt} | {*tested}  # round ones
+    assert {len(str(number)) for number in tested} == {3, 4, 5, 6}
+    assert not {*learnt} & {*tested}
 
 
 def test_the_tokenizer_gives_the_text_back_and_is_learnt_the_same_each_time() -> None:

@@ -29,6 +29,7 @@ from pskd.recipes import read_recipe
 from pskd.runs import checkpoint
 from pskd.runs.checkpoint import Checkpoints
 from pskd.runs.group import Group
+from pskd.tasks.predictor import Answer
 from pskd.tasks.translation import Translation
 from pskd.use import evaluate, predict
 
@@ -74,9 +75,12 @@ def test_a_run_has_all_that_a_report_needs(finished: Path) -> None:
     assert result["signatures"]["bleu_lower"].startswith("nrefs:1|case:lc")
     assert result["best"]["val"].keys() == result["val"].keys()
     with np.load(finished / "predictions.npz", allow_pickle=False) as predictions:
+        sources = predictions["source"].tolist()
         found, references = predictions["translation"].tolist(), predictions["reference"].tolist()
     assert score_translations(found, references)[0]["chrf"] == result["chrf"]
-    assert "padding" in (finished / "log.txt").read_text()
+    log = (finished / "log.txt").read_text()
+    assert "padding" in log
+    assert sum(f"{source} -> {text}" in log for source, text in zip(sources, found, strict=True)) == 3
 
 
 def test_the_bank_has_a_row_for_every_target_token(finished: Path, folder: Path) -> None:
@@ -264,6 +268,9 @@ def test_two_processes(memory: str, folder: Path, tmp_path: Path) -> None:
 def test_the_first_run_of_the_readme_reaches_95_bleu(tmp_path: Path) -> None:
     result = train(resolve(read_recipe("translation/numbers")), tmp_path / "run")
     assert result["bleu"] > 95
+    texts = [num2words(number, lang="de") for number in (7, 12, 40, 99, 321)]
+    answers = [answer.text() for answer in predict(tmp_path / "run", [], texts=texts) if isinstance(answer, Answer)]
+    assert answers == [num2words(number, lang="en") for number in (7, 12, 40, 99, 321)]
 
 
 def test_transformers_loads_a_hub_folder_and_translates_alike(finished: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from pskd.engine import build
 from pskd.engine.nonfinite import NonFinite
 from pskd.engine.observer import observers_of
 from pskd.engine.progress import Progress, said_if_slow
-from pskd.engine.record import epoch_line, heading, progress_text, provenance
+from pskd.engine.record import epoch_line, heading, intention, progress_text, provenance
 from pskd.engine.saving import Saver
 from pskd.engine.state import TrainingState
 from pskd.errors import PskdError, blamed
@@ -80,7 +80,7 @@ def train(
             return run.result()
         sharding.check(config)
         with contextlib.ExitStack() as stack:
-            with said_if_slow(f"reading {config.data.name}, making {config.model.name} ..."):
+            with said_if_slow(intention(config)):
                 with blamed(f"data={config.data.name} cannot be loaded"):
                     task = tasks.create(config)
                 if config.train.calibrate:
@@ -193,7 +193,7 @@ class Trainer:
             while state.epoch < epochs and not self.gives_up():
                 self.train_epoch(progress, asked)
                 after_epoch(self.end_epoch(progress))
-            return self.finish(progress)
+            return self.finish(progress.line)
 
     def train_epoch(self, progress: Progress, asked: list[int]) -> None:
         """The rest of the current epoch."""
@@ -309,7 +309,7 @@ class Trainer:
             if self.group.leader:
                 self.state.best_sum = checksum(self.run.best_model_file)
 
-    def finish(self, progress: Progress) -> dict[str, Any]:
+    def finish(self, say: Callable[[str], None]) -> dict[str, Any]:
         """The last epoch's results; the best epoch's too, if there is a validation split to choose it on."""
         if self.average is not None:
             self.weights.load_state_dict(self.average.module.state_dict())
@@ -319,6 +319,8 @@ class Trainer:
             raise PskdError(
                 f"{self.run.best_model_file} was lost or changed: go on from the last checkpoint with --resume"
             )
+        for example in final.examples:
+            say(example)
         result: dict[str, Any] = {**final.metrics, "signatures": final.signatures, "epoch": self.state.epoch}
         predictions = final.predictions
         if self.task.has_validation:
@@ -327,7 +329,7 @@ class Trainer:
             predictions = predictions | {f"val_{name}": array for name, array in validation.predictions.items()}
         weights.save(deployed(self.weights), self.run.model_file, self.task.metadata(), self.group)
         if self.config.train.calibrate:
-            self.calibrate(progress)
+            self.calibrate(say)
         if best is not None and (best["epoch"] != self.state.epoch or self.average is not None):
             self.group.barrier()
             weights.load(deployed(self.weights), self.run.best_model_file)
@@ -343,7 +345,7 @@ class Trainer:
         self.group.barrier()
         return result
 
-    def calibrate(self, progress: Progress) -> None:
+    def calibrate(self, say: Callable[[str], None]) -> None:
         """Write beside the last weights how sure they may be, before the result says that the run has finished.
 
         A model of which nothing can be said, a detector that finds nothing, has a result all the same.
@@ -355,7 +357,7 @@ class Trainer:
         try:
             found = using.calibrate(self.config, self.group, weights=checksum(path), fitted_on="val")
         except PskdError as error:
-            progress.line(f"not calibrated: {error}")
+            say(f"not calibrated: {error}")
             return
         if self.group.leader:
             calibration.write(path, found)

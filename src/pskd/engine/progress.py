@@ -14,13 +14,13 @@ from typing import Any
 
 from pskd.errors import printable
 
-SLOW = 5.0  # seconds, after which what a person waits for is named
+SLOW = 0.7  # seconds, after which what a person waits for is named
 SILENCE = 60  # seconds, after which even a screen that keeps every line gets one of an unfinished epoch
 
 
 @contextlib.contextmanager
 def said_if_slow(text: str) -> Iterator[None]:
-    """Print a line if what is done here takes long, on the first process."""
+    """Print a line if what is done here takes longer than a person waits for one, on the first process."""
 
     def say() -> None:
         with contextlib.suppress(OSError, ValueError):  # closed or full: the next line of the main thread says so

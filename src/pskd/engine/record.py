@@ -32,6 +32,12 @@ def heading(config: Config, task: Task, model: nn.Module, device: torch.device) 
     return " · ".join([task.about(), ", ".join(words), epochs, f"on {name_of(device)}"])
 
 
+def intention(config: Config) -> str:
+    """What a run is going to be, while its data are read and its model is made."""
+    words = [config.data.name, config.model.name, f"{config.method.name}, {config.train.epochs} epochs"]
+    return f"{' · '.join(words)}: reading the data ..."
+
+
 def _short(count: int) -> str:
     return f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count:,}"
 

@@ -29,6 +29,7 @@ class Evaluation(NamedTuple):
     metrics: dict[str, Any]
     predictions: dict[str, np.ndarray]
     signatures: dict[str, str] = {}  # noqa: RUF012  # how a metric was computed, where that has a name of its own
+    examples: Sequence[str] = ()  # a few predictions in words, for the end of a run
 
 
 class Shown(NamedTuple):

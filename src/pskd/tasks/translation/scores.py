@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,7 +82,18 @@ def translate_split(
     metrics["nll"] = nll_sum / tokens_seen
     metrics["ece"] = 100 * float(functional.calibration_error_of_sums(group.sum(calibration)))
     columns = {"source": data.pairs.source, "reference": data.pairs.target, "translation": texts}
-    return Evaluation(metrics, {name: np.array(column) for name, column in columns.items()}, signatures)
+    examples = _examples(data.pairs, texts, data.source.lengths)
+    return Evaluation(metrics, {name: np.array(column) for name, column in columns.items()}, signatures, examples)
+
+
+def _examples(pairs: Pairs, texts: Sequence[str], lengths: Tensor) -> list[str]:
+    """A short, a middling and a long sentence (lengths: (N)), and what became of them."""
+    order = lengths.argsort(stable=True).tolist()
+    lines = []
+    for place in dict.fromkeys(order[len(order) * quarter // 4] for quarter in (1, 2, 3)):
+        reference = "" if texts[place] == pairs.target[place] else f" (reference: {pairs.target[place]})"
+        lines.append(f"{pairs.source[place]} -> {texts[place]}{reference}")
+    return lines
 
 
 def _token_scores(output: Output, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
