@@ -109,7 +109,7 @@ def test_the_laptop_overlay_is_that_of_the_task_that_is_asked_for() -> None:
 def test_what_says_only_where_and_how_is_marked_on_its_field() -> None:
     config = resolve({}, ["method=tf_kd", "method.teacher=x"])
     assert how(config) >= {"data.download", "data.workers", "train.device", "train.threads", "train.save_every"}
-    assert places(config) - how(config) == {"recipe", "data.root", "method.teacher"}
+    assert places(config) - how(config) == {"recipe", "data.root", "data.cache", "method.teacher"}
     assert "method.path" in places(resolve({}))
     assert "train.seed" not in places(config)
 
