@@ -34,7 +34,7 @@ FLOATS = [
     torch.float8_e5m2,
     torch.float8_e4m3fnuz,
     torch.float8_e5m2fnuz,
-    torch.float8_e8m0fnu,
+    *([torch.float8_e8m0fnu] if hasattr(torch, "float8_e8m0fnu") else []),  # from torch 2.7 on
 ]
 
 
@@ -95,7 +95,8 @@ def test_recalls_the_softmax_in_every_type(form: str, dtype: torch.dtype, place:
         expected = expected / expected.sum(1, keepdim=True)
         torch.testing.assert_close(past.values.sum(1), torch.ones(6, dtype=past.values.dtype))
     torch.testing.assert_close(values, expected)
-    relative = {torch.float8_e5m2: 0.125, torch.float8_e5m2fnuz: 0.125, torch.float8_e8m0fnu: 0.5}.get(dtype, 0.0625)
+    coarse = {"torch.float8_e5m2": 0.125, "torch.float8_e5m2fnuz": 0.125, "torch.float8_e8m0fnu": 0.5}
+    relative = coarse.get(str(dtype), 0.0625)
     torch.testing.assert_close(values.double(), likely, rtol=2 * relative, atol=0.002)
 
 

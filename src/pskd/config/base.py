@@ -15,7 +15,6 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Side = Annotated[int, Field(ge=1, le=16_384)]  # of an image, in pixels
 Processes = Annotated[int, Field(ge=0, le=512)]
 Positive = Annotated[float, Field(gt=0)]
-Option = bool | int | float | str | None
 NotNegative = Annotated[float, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -54,7 +53,8 @@ class ModelConfig(Section):
     """`name` is the model's; every other key is an option of that model."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
-    __pydantic_extra__: dict[str, Option | list[Option]]
+    # Without a name of ours: pydantic before 2.14 reads it in the modules of subclasses, which do not have it.
+    __pydantic_extra__: dict[str, bool | int | float | str | list[bool | int | float | str | None] | None]
     name: str
 
     @property
