@@ -14,11 +14,12 @@ from processes import free_port
 from safetensors.torch import load_file
 from torch import nn
 
+from pskd.errors import PskdError
 from pskd.methods.hard import Hard
 from pskd.plan import epoch_plan
 from pskd.runs import checkpoint
 from pskd.runs.checkpoint import Checkpoints
-from pskd.runs.group import Group
+from pskd.runs.group import Group, lost_processes
 from pskd.tasks.classification import Classification
 
 
@@ -156,3 +157,15 @@ def test_more_processes_than_samples_have_empty_shares() -> None:
         shares.append(group.share(3).tolist())
         assert len(group.share(3, even=True)) == 1
     assert shares == [[0], [1], [2], [], [], [], [], []]
+
+
+def test_a_lost_process_is_told_from_a_mistake_also_after_the_group_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:1")
+    with pytest.raises(RuntimeError, match="closed by peer"), lost_processes(Path("run")):
+        raise lost
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with (
+        pytest.raises(PskdError, match=r"another process of this run has ended.* --resume --out run"),
+        lost_processes(Path("run")),
+    ):
+        raise lost

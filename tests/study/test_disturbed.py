@@ -159,6 +159,16 @@ def test_a_queue_that_is_no_file(kind: str, tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+def test_a_queue_that_has_another_name_elsewhere_is_not_written_there(tmp_path: Path) -> None:
+    study = small_study(tmp_path / "study", 1)
+    Queue(study).advance()
+    os.link(tmp_path / "study" / "queue.db", tmp_path / "mine")
+    before = (tmp_path / "mine").read_bytes()
+    Queue(study).stop()
+    assert Queue(study).stops == 1
+    assert (tmp_path / "mine").read_bytes() == before
+
+
 def test_one_clock_is_an_hour_off(tmp_path: Path) -> None:
     study = small_study(tmp_path / "study", 2)
     train(small("epochs=1"), tmp_path / "warm")

@@ -56,7 +56,7 @@ def open_own(path: Path, mode: str) -> IO[Any]:
     """
     try:
         if "a" in mode:
-            _make_own(path)
+            make_own(path)
         return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644))
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -64,7 +64,8 @@ def open_own(path: Path, mode: str) -> IO[Any]:
         raise
 
 
-def _make_own(path: Path) -> None:
+def make_own(path: Path) -> None:
+    """Copy a file that has another name elsewhere, so that what is written to it is written here alone."""
     try:
         found = path.lstat()
     except FileNotFoundError:

@@ -21,7 +21,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
 
 from pskd.errors import PskdError, folded
-from pskd.runs.files import link_error
+from pskd.runs.files import link_error, make_own
 
 PATIENCE = 600.0  # seconds that a database may be away
 SHORTEST, LONGEST = 0.1, 10.0  # seconds between two attempts
@@ -128,6 +128,7 @@ def own_file(folder: Path, say: Callable[[str], None]) -> str:
         raise link_error(file)
     if file.exists() and not stat.S_ISREG(file.stat().st_mode):
         raise PskdError(f"{file} is no ordinary file: remove it")
+    make_own(file)
     if file.exists() and (wrong := _damage(file)):
         aside = next(place for n in range(1, 10**6) if not (place := folder / f"queue.damaged-{n}.db").exists())
         file.replace(aside)
