@@ -25,6 +25,7 @@ from pskd.study.ranges import parse
 RUN_BY = {
     ("README.md", "bash"): "test_readme.py",
     ("README.md", "diff"): "test_readme.py",
+    ("README.md", "py"): "integrations/test_docs.py",  # and test_sampler.py
     ("docs/deploy.md", "bash"): "test_deploy.py",
     ("docs/deploy.md", "python"): "test_deploy.py",
     ("docs/detection.md", "bash"): "test_pages.py",

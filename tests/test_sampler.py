@@ -118,6 +118,13 @@ def training(batch_size: int) -> list[float]:
     return model.weight.detach().flatten().tolist()
 
 
+def test_the_readme_s_lines_are_those_of_the_loop() -> None:
+    (loop,) = texts("docs/scaling.md", "py")
+    (block,) = (block for block in texts("README.md", "py") if "EpochSampler" in block)
+    for line in block.splitlines():
+        assert line.replace("memory = ", "bank = ") in loop
+
+
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_two_processes_learn_what_one_does(tmp_path: Path, hosts: int) -> None:
     """With two hosts the order is another one, but every row is still at hand."""
