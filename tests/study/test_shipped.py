@@ -34,7 +34,7 @@ IWSLT_TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED
 
 def cut(name: str, root: Path) -> list[str]:
     """The words that make the study ``name`` small."""
-    imagenet = [f"data.root={root / 'imagenet'}", "data.num_classes=2", "data.workers=0"]
+    imagenet = [f"data.root={root / 'imagenet'}", "data.num_classes=2", "data.per_class=4", "data.workers=0"]
     imagenet += ["scale=laptop", "epochs=1", "batch_size=4"]
     if name in ("studies/table4", "studies/random_search"):
         return [*imagenet, "data.image_size=32"]
@@ -42,7 +42,7 @@ def cut(name: str, root: Path) -> list[str]:
         trunk = [f"imagenet/resnet152:{word}" for word in (*imagenet, "data.image_size=32")]
         return [f"data.root={root}", "scale=laptop", "epochs=1", "data.workers=0", *trunk]
     if name == "studies/voc_small":
-        years = ("data.train=[2012/trainval]", "data.test=[2007/test]")
+        years = ("detection/voc:data.train=[2012/trainval]", "detection/voc:data.test=[2007/test]")
         trunk = [f"folder:data.root={root / 'imagenet'}", "folder:epochs=1", "folder:data.workers=0"]
         return [f"data.root={root}", "epochs=1", "data.workers=0", *years, *trunk]
     if name in ("studies/table6", "studies/multi30k_small"):
