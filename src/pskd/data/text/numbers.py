@@ -8,8 +8,9 @@ from pskd import registry
 from pskd.data.text.pairs import Pairs, TextData
 from pskd.errors import PskdError
 
-# All distinct, so that the test set is new to the model.
-_NUMBERS, _TRAIN_NUMBERS, _TEST_NUMBERS = 1_000_000, 8_000, 500
+_TRAIN_NUMBERS, _TEST_NUMBERS = 8_000, 500
+_LENGTHS = ((0, 10), *((10**digits, 10 ** (digits + 1)) for digits in range(1, 6)))
+_ROUND = 0.2  # share of numbers that end in zeros from some digit on
 
 
 @registry.texts.register("numbers")
@@ -17,8 +18,7 @@ def load_numbers(root: str | None = None, *, source: str, target: str, pairs: in
     """Words such as "dreizehntausendvier" and "thirteen thousand and four"; so many training ``pairs`` at most."""
     from num2words import num2words
 
-    count = min(pairs or _TRAIN_NUMBERS, _TRAIN_NUMBERS)
-    chosen = random.Random(0).sample(range(_NUMBERS), _TRAIN_NUMBERS + _TEST_NUMBERS)
+    train, test = _drawn()
 
     def read(numbers: list[int]) -> Pairs:
         try:
@@ -27,4 +27,26 @@ def load_numbers(root: str | None = None, *, source: str, target: str, pairs: in
             raise PskdError(f"data=numbers: num2words does not know {source} or {target}") from None
         return Pairs("numbers", words[0], words[1], numbers)
 
-    return TextData(read(chosen[:count]), read(chosen[_TRAIN_NUMBERS:]))
+    return TextData(read(train[:pairs]), read(test))
+
+
+def _drawn() -> tuple[list[int], list[int]]:
+    """The numbers to train on, some of them several times, and others to test on.
+
+    Numbers are drawn by their length: evenly below a million, nine in ten would have six digits and hardly one would be
+    round, and a model would not learn the others.
+    """
+    draw = random.Random(0)
+    test: dict[int, None] = {}
+    while len(test) < _TEST_NUMBERS:
+        number = draw.randrange(*draw.choice(_LENGTHS[2:]))
+        if str(number).strip("0")[1:]:  # not a word alone: it cannot be found out, so it is learnt
+            test[number] = None
+    train: list[int] = []
+    while len(train) < _TRAIN_NUMBERS:
+        number = draw.randrange(*draw.choice(_LENGTHS))
+        if draw.random() < _ROUND:
+            number -= number % 10 ** draw.randrange(len(str(number)))
+        if number not in test:
+            train.append(number)
+    return train, list(test)
