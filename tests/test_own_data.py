@@ -44,10 +44,11 @@ def test_every_command_runs(birds: Path, monkeypatch: pytest.MonkeyPatch, capfd:
     from torchvision.models import get_model, get_model_weights
 
     monkeypatch.setenv("TORCH_HOME", str(birds))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(birds / "cache"))
     cached = birds / "hub" / "checkpoints" / get_model_weights("resnet18").DEFAULT.url.rpartition("/")[2]
     cached.parent.mkdir(parents=True)
     torch.save(get_model("resnet18").state_dict(), cached)
-    assert len(COMMANDS) == 7
+    assert len(COMMANDS) == 8
     before = ["train", "folder", "data.root=my/images", "model=resnet8", "--out", "runs/before"]
     for words in (before, *(words for words in COMMANDS if not any("timm:" in word for word in words))):
         place = words.index("--out") if "--out" in words else None
