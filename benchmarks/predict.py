@@ -21,7 +21,7 @@ from pskd.data.folder import MEAN, STD
 from pskd.data.opening import BATCH
 from pskd.tasks.classification.predictor import AboutClassifier, ClassPredictor
 
-IMAGES, SIDE, WORKERS = 512, 160, 2
+IMAGES, SIDE, WORKERS = 2000, 160, 2
 VIEW = View(3, (64, 64), 73, MEAN, STD)
 
 
