@@ -97,6 +97,8 @@ def test_laptop_scale_is_under_what_the_user_asks_for() -> None:
     assert config.train.epochs == 2
     assert config.data.per_class == 100
     assert config.model.options == {"blocks": [2, 2, 2, 2], "growth": 12}
+    other = resolve(recipes.read_recipe("cifar100/densenet121"), ["scale=laptop", "model=resnet8", "model.width=8"])
+    assert (other.model.name, other.model.options) == ("resnet8", {"width": 8})
 
 
 def test_laptop_scale_takes_what_there_is(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ def cut(name: str, root: Path) -> list[str]:
     if name in ("studies/table6", "studies/multi30k_small"):
         return [f"data.root={root / 'text'}", *TEXT]
     if name == "studies/detection_digits":
-        return ["data.train_images=8", "data.test_images=4", "epochs=1", "digits:data.per_class=2", "digits:epochs=1"]
+        scenes = [f"detection/digits:{word}" for word in ("data.train_images=8", "data.test_images=4")]
+        return [*scenes, "epochs=1", "digits:data.per_class=2", "digits:epochs=1"]
     fashion = [f"data.root={root / 'fashion'}", "model.width=4", "seed=0,1"]
     if name == "studies/when_it_helps":
         return [*fashion, "data.per_class=10,30", "epochs=10,30", "method.alpha=0.0,0.8,auto"]
@@ -62,6 +63,8 @@ def cut(name: str, root: Path) -> list[str]:
         return [*fashion, "data=Fashion-MNIST", "data.per_class=5", "epochs=2", "data.noise=0.4"]
     if name == "studies/self_distillation":
         return [*fashion, "data=Fashion-MNIST", "data.per_class=5", "epochs=2"]
+    if name == "studies/hard_examples":
+        return [*DIGITS, "epochs=3"]  # a past from the second on, and a line from two points
     return [*DIGITS, *(SMALL_NET if name == "studies/digits" else ())]
 
 

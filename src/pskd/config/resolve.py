@@ -56,7 +56,10 @@ def resolve(
         _merge(given, _override(override))
     task = _text(given.get("task", tree.get("task", DEFAULT_TASK)), "task")
     if _text(given.get("scale", tree.get("scale", "full")), "scale") == "laptop":
+        wanted = _mapping(given, "model").get("name")
         for changes in (_long_form(_mapping(read_yaml(_LAPTOP), task)), _long_form(laptop)):
+            if wanted is not None and _mapping(changes, "model").get("name") not in (None, _text(wanted, "model")):
+                del changes["model"]  # its options mean nothing to the one that is asked for
             if "model" in changes:
                 tree["model"] = {}  # another model has other options
             _merge(tree, changes)
