@@ -18,6 +18,7 @@ from PIL import Image
 from processes import exit_code, in_child, in_children
 from safetensors.torch import load_file
 
+from pskd.augment.boxes import Resize
 from pskd.config import Config, resolve
 from pskd.engine.loop import train
 from pskd.errors import PskdError
@@ -27,7 +28,9 @@ from pskd.report.page import report
 from pskd.report.tables import result_lines
 from pskd.runs.checkpoint import Checkpoints
 from pskd.tasks.detection import Detection
+from pskd.tasks.detection.deployed import DeployedDetector, differences
 from pskd.tasks.detection.drawing import class_colour
+from pskd.tasks.predictor import Predictor
 from pskd.use import calibrate, evaluate, predict
 
 TINY = (
@@ -253,7 +256,7 @@ def test_a_detector_that_finds_nothing_has_a_result_but_no_calibration(
         list(predict(tmp_path / "run", ["any.png"], max_risk=0.1))
 
 
-def test_a_hub_folder_is_loaded_and_files_are_refused(finished: Path, tmp_path: Path) -> None:
+def test_a_hub_folder_is_loaded_and_torch_export_refused(finished: Path, tmp_path: Path) -> None:
     from pskd.api import export, load
 
     export(finished, "hub", tmp_path / "hub")
@@ -261,5 +264,51 @@ def test_a_hub_folder_is_loaded_and_files_are_refused(finished: Path, tmp_path: 
     one, other = (load(path)(image, min_score=0.0) for path in (finished, tmp_path / "hub"))
     assert one.objects
     assert one.objects == other.objects
-    with pytest.raises(PskdError, match=r"torch\.export cannot follow a Faster R-CNN"):
-        export(finished, "onnx", tmp_path / "model.onnx")
+    with pytest.raises(PskdError, match=r"torch\.export cannot follow a network that decides how much it answers"):
+        export(finished, "pt2", tmp_path / "model.pt2")
+    assert not (tmp_path / "model.pt2").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [("train.calibrate=true",), ("model.head=c4", "model.anchors=[12,24]", "model.min_score=0.99")]
+)
+def test_onnx_finds_the_same_objects(words: tuple[str, ...], trunk: Path, tmp_path: Path) -> None:
+    """Also where nothing is found, which is what the second detector does."""
+    import onnxruntime
+
+    from pskd.api import export
+
+    run, out = tmp_path / "run", tmp_path / "model.onnx"
+    train(tiny(trunk, "data.val_images=3", "epochs=1", *words), run)
+    calibrated = "train.calibrate=true" in words
+    line = export(run, "onnx", out, calibrated=calibrated, preprocessing=True)
+    assert re.search(
+        r"one image of any size; boxes differ by at most \S+, labels .* 0, scores .* on \d+ test images", line
+    )
+    session = onnxruntime.InferenceSession(out.read_bytes(), providers=["CPUExecutionProvider"])
+    about = session.get_modelmeta().custom_metadata_map
+    detect = Predictor.from_run(run)
+    assert json.loads(about["classes"]) == list(detect.classes)
+    images = np.random.default_rng(0).integers(0, 256, (2, 48, 64, 1), dtype=np.uint8)
+    temperatures = [1.0, *detect.calibration.temperatures.values()] if calibrated else None
+    ours = DeployedDetector(detect.model, temperatures, pixels=True)
+    for image in (*images, images[0, :32]):
+        seen = Resize(*detect.about.resize).resized(torch.from_numpy(image).permute(2, 0, 1))
+        names = ["boxes", "labels", "scores"]
+        found = [torch.from_numpy(each) for each in session.run(names, {"image": seen.permute(1, 2, 0).numpy()})]
+        with torch.no_grad():
+            boxes, labels, scores = differences(found, ours(seen.permute(1, 2, 0)))
+        assert bool(len(found[0])) == calibrated
+        assert (boxes < 0.01, labels, scores < 1e-5) == (True, 0, True)
+
+
+def test_differences_of_detections_are_those_of_the_nearest() -> None:
+    boxes = torch.tensor([[0.0, 0, 9, 9], [5, 5, 20, 20], [0, 0, 9, 9]])
+    answer = boxes, torch.tensor([1, 1, 2]), torch.tensor([0.9, 0.5, 0.4])
+    swapped = [each[[1, 0, 2]] for each in answer]
+    assert differences(swapped, answer) == [0, 0, 0]
+    assert differences([each[:0] for each in answer], [each[:0] for each in answer]) == [0, 0, 0]
+    assert differences([each[:0] for each in answer], answer) == [torch.inf] * 3
+    assert differences([each[:2] for each in answer], answer)[1] == 1  # the third has no partner of its own label
+    moved = boxes + torch.tensor([0.0, 0, 0, 0.5]), answer[1], answer[2] + 0.25
+    assert differences(moved, answer) == pytest.approx([0.5, 0, 0.25])

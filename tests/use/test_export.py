@@ -69,7 +69,7 @@ def test_an_export_that_answers_otherwise_is_not_written(
 ) -> None:
     from pskd.use import export as exporting
 
-    wrong = (exporting.FORMATS["pt2"][0], lambda path, inputs: torch.full((len(inputs), 10), 0.1), "pt2")
+    wrong = (exporting.FORMATS["pt2"][0], lambda *_: lambda image: [torch.full((len(image), 10), 0.1)], "pt2")
     monkeypatch.setitem(exporting.FORMATS, "pt2", wrong)
     with pytest.raises(PskdError, match=r"gives other probabilities, by up to .*: nothing was written"):
         export(trained, "pt2", tmp_path / "model.pt2")

@@ -20,8 +20,8 @@ class DDGSD(Method):
     mean features, is not here: a method sees logits.
 
     Args:
-        temperature: T. Ours: 3; re-implementations take 3 and 4.
-        lam: lambda, at least 0. Ours: 1.
+        temperature: T. Re-implementations: 3 and 4.
+        lam: lambda, at least 0. Re-implementations: 1.
 
     ``view_logits`` are the model's own for the other view, with gradient, from a forward pass of its own. A mixed image
     has no second view: where ``distilled`` is false, only ``H(y, a)`` counts.

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pskd import registry
 from pskd.errors import PskdError
@@ -120,6 +121,8 @@ def add_zero_padded(residual: Tensor, shortcut: Tensor) -> Tensor:
     """Add ``shortcut`` (B, c, H, W) to the first c channels of ``residual`` (B, C >= c, H, W), in place."""
     if residual.shape == shortcut.shape:
         return residual.add_(shortcut)
+    if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]  # which cannot look into a Function
+        return residual + F.pad(shortcut, (0, 0, 0, 0, 0, residual.shape[1] - shortcut.shape[1]))
     total: Tensor = _AddZeroPadded.apply(residual, shortcut)
     return total
 

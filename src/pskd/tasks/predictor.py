@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,6 +23,8 @@ from pskd.runs.calibration import Calibration
 from pskd.runs.devices import usable_device
 from pskd.runs.folder import RunFolder
 from pskd.runs.group import Group
+
+TRIED = 16  # images on which an export is tried
 
 
 class About(BaseModel):
@@ -50,18 +52,49 @@ class Answer(ABC):
         return {name: value if isinstance(value, str) else json.dumps(value) for name, value in self.to_dict().items()}
 
 
-class Deployed(NamedTuple):
-    """A model as it is handed to others: a module of one input, and what it has to answer.
+def _largest(found: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
+    return [float((one - other).abs().max()) for one, other in zip(found, expected, strict=True)]
 
-    ``inputs`` (N, ...) are samples and ``expected`` (N, K) the probabilities that the run itself gives them; ``source``
-    says where they are from. ``about`` is what a user of the file has to know.
+
+class Deployed(NamedTuple):
+    """A model as it is handed to others, with what it has to answer.
+
+    Args:
+        module: of one tensor, ``image``; gives a tensor, or a tuple of one for each of ``outputs``.
+        tries: inputs, each with the run's own answer to it.
+        source: where the inputs are from.
+        about: what a user of the file has to know.
+        outputs: by name, how far they may be from the run's own.
+        axes: of the input and the outputs, the dimensions whose length is free, with names for them.
+        takes: the same in words.
+        counted: the shapes of the outputs follow from those of the input; torch.export can follow no other network.
+        differences: the largest one for each output, between two answers.
     """
 
     module: nn.Module
-    inputs: Tensor
-    expected: Tensor
+    tries: Sequence[tuple[Tensor, Sequence[Tensor]]]
     source: str
     about: dict[str, Any]
+    outputs: Mapping[str, float]
+    axes: Mapping[str, Mapping[int, str]]
+    takes: str
+    counted: bool = True
+    differences: Callable[[Sequence[Tensor], Sequence[Tensor]], list[float]] = _largest
+
+
+def tried_on(
+    config: Config | None, split: Callable[[Config, str], Any], noise: tuple[int, int, int]
+) -> tuple[list[Tensor], str]:
+    """Some images (C, H, W) uint8 and a word on them: test images, opened by ``split``, or noise of that shape."""
+    try:
+        if config is None:
+            raise PskdError("no config.yaml")
+        samples = split(config, "test")
+        which = torch.linspace(0, len(samples) - 1, min(TRIED, len(samples))).long().tolist()
+        return [samples.pixels(index) for index in which], f"{len(which)} test images"
+    except PskdError as error:
+        pixels = torch.randint(0, 256, (TRIED, *noise), generator=torch.Generator()).to(torch.uint8)
+        return list(pixels), f"{TRIED} images of noise, as its data is not here ({error})"
 
 
 class Predictor(ABC):

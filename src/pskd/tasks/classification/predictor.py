@@ -27,9 +27,7 @@ from pskd.tasks.classification.answers import Answering, Prediction
 from pskd.tasks.classification.calibration import ClassCalibration, Effect
 from pskd.tasks.classification.deployed import DeployedClassifier
 from pskd.tasks.classification.details import detailed
-from pskd.tasks.predictor import About, Deployed, Predictor
-
-TRIED = 16  # images on which an export is tried
+from pskd.tasks.predictor import About, Deployed, Predictor, tried_on
 
 
 class AboutClassifier(About):
@@ -138,7 +136,8 @@ class ClassPredictor(Predictor):
         if calibrated and self.calibration is None:
             raise PskdError(f"{self.run} is not calibrated: pskd calibrate {self.run} does it")
         temperature = self.calibration.temperature if calibrated else 1.0
-        pixels, source = self._tried_on(config)
+        images, source = tried_on(config, self.split, (self.view.channels, *self.view.size))
+        pixels = torch.stack(images)
         inputs = self.view.normalize(pixels)
         with torch.no_grad():
             expected = torch.softmax(self.model(inputs.to(self.device)).float() / temperature, 1).cpu()
@@ -150,20 +149,15 @@ class ClassPredictor(Predictor):
             "output": "probabilities (N, classes)",
             "pskd": __version__,
         }
-        module = DeployedClassifier(self.model, temperature, self.view if preprocessing else None)
-        return Deployed(module, pixels.permute(0, 2, 3, 1) if preprocessing else inputs, expected, source, about)
-
-    def _tried_on(self, config: Config | None) -> tuple[Tensor, str]:
-        """Some pixels (N, C, H, W) uint8 and a word on them: the first test images, or noise where there are none."""
-        try:
-            if config is None:
-                raise PskdError("no config.yaml")
-            samples = self.split(config, "test")
-            which = torch.linspace(0, len(samples) - 1, min(TRIED, len(samples))).long().tolist()
-            return torch.stack([samples.pixels(index) for index in which]), f"{len(which)} test images"
-        except PskdError as error:
-            noise = torch.randint(0, 256, (TRIED, self.view.channels, *self.view.size), generator=torch.Generator())
-            return noise.to(torch.uint8), f"{TRIED} images of noise, as its data is not here ({error})"
+        return Deployed(
+            DeployedClassifier(self.model, temperature, self.view if preprocessing else None),
+            [(pixels.permute(0, 2, 3, 1) if preprocessing else inputs, [expected])],
+            source,
+            about,
+            outputs={"probabilities": 1e-5},
+            axes={"image": {0: "batch"}, "probabilities": {0: "batch"}},
+            takes="any batch size",
+        )
 
     def hub_config(self) -> dict[str, Any]:
         return hub.hub_config(self.about.model, self.classes, self.view)

@@ -15,7 +15,7 @@ from pskd.metrics.detection import Detections, Objects, judged
 from pskd.runs.calibration import Calibration, Temperature
 
 FEW = 10  # detections of a class, right and wrong ones, below which it takes the temperature of all classes together
-_INSIDE = 1e-6  # how near to 0 and 1 a score counts
+INSIDE = 1e-6  # how near to 0 and 1 a score counts
 
 
 class DetectionCalibration(Calibration):
@@ -95,5 +95,5 @@ class DetectionCalibration(Calibration):
 
 def _logits(scores: Tensor) -> Tensor:
     """Of being wrong (always 0) and right, (M, 2) in float64."""
-    odds = scores.double().clamp(_INSIDE, 1 - _INSIDE).logit()
+    odds = scores.double().clamp(INSIDE, 1 - INSIDE).logit()
     return torch.stack((torch.zeros_like(odds), odds), 1)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pskd import __version__
 from pskd.augment.boxes import Resize, scaled
 from pskd.config import Config
 from pskd.data import View
@@ -27,9 +28,10 @@ from pskd.runs.group import Group
 from pskd.runs.sharding import is_spread
 from pskd.tasks.classification.predictor import rebuilt_classifier
 from pskd.tasks.detection.calibration import DetectionCalibration
+from pskd.tasks.detection.deployed import DeployedDetector, differences
 from pskd.tasks.detection.drawing import draw as draw_boxes
 from pskd.tasks.detection.settings import ModelConfig
-from pskd.tasks.predictor import About, Answer, Predictor
+from pskd.tasks.predictor import About, Answer, Deployed, Predictor, tried_on
 
 
 class AboutDetector(About):
@@ -65,9 +67,6 @@ class DetectionPredictor(Predictor):
     about_class = AboutDetector
     calibration_class = DetectionCalibration
     validation_hint = "train with one: pskd train ... data.val=..., or data.val_images=100 for digits"
-    export_hint = (
-        "torch.export cannot follow a Faster R-CNN, whose number of proposals depends on the image: take --format hub"
-    )
     options = frozenset({"min_score", "draw", "max_risk"})
 
     @classmethod
@@ -171,6 +170,43 @@ class DetectionPredictor(Predictor):
         scenes = self._scenes(config, split)
         objects, detections = detect_split(self.model, scenes, Resize(*self.about.resize), config, self.device, group)
         return detection_metrics(objects, detections, len(scenes), self.classes)
+
+    @torch.no_grad()
+    def deployed(self, config: Config | None, *, calibrated: bool = False, preprocessing: bool = False) -> Deployed:
+        if calibrated and self.calibration is None:
+            raise PskdError(f"{self.run} is not calibrated: pskd calibrate {self.run} does it")
+        resize, temperatures = Resize(*self.about.resize), self.calibration.temperatures if calibrated else {}
+        by_label = [1.0, *(temperatures.get(name, 1.0) for name in self.classes)]
+        images, source = tried_on(config, self._scenes, (self.about.view["channels"], resize.shorter, resize.shorter))
+        tries = []
+        for image in map(resize.resized, images):
+            ((_, answer),) = _detected(self.model, [image], self.device)
+            boxes, labels, scores = (answer[name].cpu() for name in ("boxes", "labels", "scores"))
+            if calibrated:
+                scores = self.calibration.calibrated(scores, [self.classes[label - 1] for label in labels]).float()
+            inputs = image.permute(1, 2, 0) if preprocessing else model_input(image, torch.device("cpu"))
+            tries.append((inputs, (boxes, labels, scores)))
+        pixels = "uint8 (H, W, C)" if preprocessing else "float32 (C, H, W) in 0..1"
+        about = {
+            "classes": list(self.classes),
+            "resize": {"shorter side": resize.shorter, "longer side at most": resize.longest},
+            "temperatures": by_label[1:],
+            "input": f"one image, scaled to that size: {pixels}",
+            "output": "boxes (M, 4) x1, y1, x2, y2 in the input's pixels; labels (M), 1 is the first class; scores (M)",
+            "pskd": __version__,
+        }
+        sizes = {0: "height", 1: "width"} if preprocessing else {1: "height", 2: "width"}
+        return Deployed(
+            DeployedDetector(self.model, by_label if calibrated else None, pixels=preprocessing),
+            tries,
+            source,
+            about,
+            outputs={"boxes": 0.01, "labels": 0, "scores": 1e-5},
+            axes={"image": sizes, **{name: {0: "objects"} for name in ("boxes", "labels", "scores")}},
+            takes="one image of any size",
+            counted=False,
+            differences=differences,
+        )
 
     def pictures(self, config: Config, which: Sequence[int], fingerprint: str) -> list[np.ndarray] | None:
         scenes = self._scenes(config, "test")
