@@ -45,7 +45,7 @@ def cut(name: str, root: Path) -> list[str]:
         years = ("detection/voc:data.train=[2012/trainval]", "detection/voc:data.test=[2007/test]")
         trunk = [f"folder:data.root={root / 'imagenet'}", "folder:epochs=1", "folder:data.workers=0"]
         return [f"data.root={root}", "epochs=1", "data.workers=0", *years, *trunk]
-    if name in ("studies/table6", "studies/multi30k_small"):
+    if name in ("studies/table6", "studies/multi30k_small", "studies/multi30k_overfit"):
         return [f"data.root={root / 'text'}", *TEXT]
     if name == "studies/detection_digits":
         scenes = [f"detection/digits:{word}" for word in ("data.train_images=8", "data.test_images=4")]
