@@ -201,6 +201,7 @@ def _origin(row: str, run: Run) -> dict[str, str]:
     """Where a number comes from."""
     result = run.result
     seconds = result["seconds"]
+    folder, here = run.folder.path, Path.cwd()
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     return {
         "row": row,
@@ -211,7 +212,7 @@ def _origin(row: str, run: Run) -> dict[str, str]:
         "seconds an epoch": "" if seconds["per_epoch"] is None else f"{seconds['per_epoch']:.1f}",
         "device": f"{result['device']} x {result['processes']}" if result["processes"] > 1 else result["device"],
         "code": (result["git"] or "")[:12],
-        "folder": str(run.folder.path),
+        "folder": str(folder.relative_to(here) if folder.is_relative_to(here) else folder),  # pages are passed on
         "versions": versions,
     }
 
