@@ -20,6 +20,21 @@ def test_neither_view_is_preferred(logits: Tensor, labels: Tensor) -> None:
     assert not torch.equal(fixed[1], one[1])
 
 
+def test_equals_the_equation_in_both_views(logits: Tensor, labels: Tensor) -> None:
+    other = (2 * logits.detach().flip(0)).requires_grad_()
+    wanted = torch.zeros((), dtype=torch.float64)
+    for a, b, label in zip(logits, other, labels.tolist(), strict=True):
+        wanted = wanted - (a.log_softmax(0)[label] + b.log_softmax(0)[label]) / 2
+        for student, teacher in ((a / 3, b.detach() / 3), (b / 3, a.detach() / 3)):
+            q = teacher.softmax(0)
+            wanted = wanted + 9 * (q * (q.log() - student.log_softmax(0))).sum()
+    wanted = wanted / len(labels)
+    found = DDGSD()(logits, labels, view_logits=other)
+    torch.testing.assert_close(found, wanted)
+    slopes = [torch.autograd.grad(loss, (logits, other)) for loss in (found, wanted)]
+    torch.testing.assert_close(*slopes)
+
+
 def test_the_second_view_is_another_one_of_the_same_images() -> None:
     """A pure function of (seed, epoch, sample), with draws that no first view has."""
     task = tasks.create(small("method=ddgsd", "augment.pad=2"))

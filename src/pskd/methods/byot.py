@@ -23,9 +23,12 @@ class BYOT(Method):
     p and f, the prediction and the features of the network's end, are fixed where they teach.
 
     Args:
-        temperature: T. A re-implementation: 3.
-        alpha: in [0, 1]. A re-implementation: 0.1.
-        beta: at least 0. A re-implementation: 1e-6.
+        temperature: T. The authors' later code and a re-implementation: 3.
+        alpha: in [0, 1]. A re-implementation: 0.1. The authors' later code: 0.3, without the factor T^2.
+        beta: at least 0. A re-implementation: 1e-6 of the sum over 128 samples, which is 1.28e-4 of their mean. The
+            authors' later code: 0.03 of the unsquared distance, after a further linear layer, not for the first head.
+
+    That re-implementation also has a factor 1 - alpha on ``H(y, p)``; the authors' code has it as it is here.
 
     ``head_logits`` are those of the heads, ``head_features`` (B, D) theirs, and last the end's; all are made in the
     student's own forward pass, with gradient. On the command line the heads are put on a network of stages; they are in
@@ -46,7 +49,7 @@ class BYOT(Method):
         self,
         temperature: Positive = 3.0,
         alpha: Share = 0.1,
-        beta: NotNegative = 1e-6,
+        beta: NotNegative = 1.28e-4,
         *,
         reduction: Reduction = "mean",
         weight: ClassWeight = None,

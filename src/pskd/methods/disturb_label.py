@@ -22,7 +22,8 @@ class DisturbLabel(Paced):
 
     Args:
         epochs: the length of the training.
-        rate: the part of the labels that is drawn anew. The paper: 0.1.
+        rate: the part of the labels that is drawn anew. The paper looks at 0.1, 0.2 and more; re-implementations
+            have 0.1 and 0.2.
         seed: of the run.
 
     A drawn label is a pure function of (seed, epoch, sample): call with ``index=``, one per label. Both labels of a

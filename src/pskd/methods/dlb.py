@@ -26,7 +26,7 @@ class DLB(Paced):
     Args:
         epochs: the length of the training.
         temperature: T. The default name of a run in the authors' code, "TP3_0.5", says 3.
-        alpha: at least 0. Ours: 1; the second number of that name may be theirs.
+        alpha: at least 0. A re-implementation: 1; the second number of that name may be the authors'.
 
     ``view`` is another view of this batch, which is kept for the next step; there the model has to run on it, with
     gradient::

@@ -23,7 +23,7 @@ class MaxSup(Paced):
     Args:
         epochs: the length of the training.
         alpha: in the first epoch. The authors' code: 0.1.
-        last: in the last epoch. The authors' code: 0.2.
+        last: in the last epoch. The authors' code: 0.2, for convolutional networks one step short of it.
 
     Logits of -inf are masked classes and left out of the mean. Where ``distilled`` is false, only ``H(y, p)`` counts.
 

@@ -22,6 +22,8 @@ class ZipfLS(Method):
     """``L = H(y, p) + lam * KL(zipf || p without y)``; zipf gives the class of rank r, by its logit, ``(1/r) / sum``.
 
     This is the part of the method that ranks by logits; the votes of feature maps, which its authors add, are not here.
+    Ranks are counted among the other classes, 1 to K - 1; the authors' training code counts the label too, so that the
+    first of the others is second where the label leads.
 
     Args:
         lam: lambda, at least 0. The authors' code: 0.1 on CIFAR-100 and ImageNet, 1 on Tiny ImageNet and iNaturalist.
