@@ -23,9 +23,9 @@ class DDGSD(Method):
         temperature: T. Re-implementations: 3 and 4.
         lam: lambda, at least 0. Re-implementations: 1.
 
-    No code of the authors was found, and re-implementations differ in how much the labels count against the divergences:
-    one halves the labels' part once more; one has ``H(y, a) + H(y, b)``, no T^2, and the divergences' mean over classes,
-    with gradient through both sides.
+    No code of the authors was found, and re-implementations differ in how much labels count against divergences: one
+    halves the labels' part once more; one has ``H(y, a) + H(y, b)``, no T^2, and the mean of the divergences over
+    classes, with gradient through both sides.
 
     ``view_logits`` are the model's own for the other view, with gradient, from a forward pass of its own. A mixed image
     has no second view: where ``distilled`` is false, only ``H(y, a)`` counts.
