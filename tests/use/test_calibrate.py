@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -175,7 +176,7 @@ def test_never_on_what_was_trained_or_tested_on(
     assert "test set is for measuring only" in pskd(capfd, "calibrate", str(copied), "--split", "test")[2]
     for split, expected in (("test", (2, True)), ("val", (0, False))):
         code, _, err = pskd(capfd, "calibrate", str(copied), "--root", "the embedded ones", "--split", split)
-        assert (code, "this is its own test set" in err) == expected
+        assert (code, "its own test set" in err) == expected
     train(small("epochs=1"), tmp_path / "none")
     code, _, err = pskd(capfd, "calibrate", str(tmp_path / "none"))
     assert code == 2
@@ -184,6 +185,36 @@ def test_never_on_what_was_trained_or_tested_on(
     with pytest.raises(PskdError, match=r"train\.calibrate=true: .* no validation split.*data\.val_fraction=0\.1"):
         train(small("train.calibrate=true"), tmp_path / "early")
     assert not (tmp_path / "early").exists()
+
+
+def test_images_that_were_trained_on_are_known_by_any_name(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A part of the training images, or of the test images, as the val folder of other data."""
+    from sklearn.datasets import load_digits
+
+    digits, own = load_digits(), tmp_path / "own"
+    for place in range(240):
+        split = "train" if place < 120 else "test" if place < 180 else "fresh"
+        folder = own / split / f"{digits.target[place]}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((digits.images[place] * 15.9).astype(np.uint8)).save(folder / f"{place}.png")
+    shutil.move(own / "fresh", tmp_path / "fresh")
+    words = ("data=folder", f"data.root={own}", "data.per_class=null", "data.image_size=8", "epochs=1")
+    train(small(*words), tmp_path / "run")
+    for source, word in (("train", "training"), ("test", "test"), ("fresh", "")):
+        other = tmp_path / f"other-{source}"
+        shutil.copytree(tmp_path / "fresh", other / "val")
+        for split in ("train", "test"):
+            shutil.copytree(tmp_path / "fresh", other / split)
+        for path in (tmp_path / "fresh").rglob("*.png") if source == "fresh" else (own / source).rglob("*.png"):
+            shutil.copy(path, other / "val" / path.parent.name / f"again-{path.name}")
+        code, _, err = pskd(capfd, "calibrate", str(tmp_path / "run"), "--root", str(other))
+        assert code == (2 if word else 0)
+        assert (f"of these images are in its own {word} set" in err) == bool(word)
+        assert err.count("\n") == code // 2
+    own.rename(tmp_path / "moved")  # what is not there cannot be compared, and stops nobody
+    assert pskd(capfd, "calibrate", str(tmp_path / "run"), "--root", str(other))[0] == 0
+    words = ("calibrate", str(tmp_path / "run"), "--root", str(tmp_path / "moved"), "--split", "test")
+    assert "this is its own test set" in pskd(capfd, *words)[2]  # known by its fingerprint
 
 
 def test_a_changed_validation_split_is_noticed(copied: Path) -> None:

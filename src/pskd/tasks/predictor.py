@@ -220,6 +220,10 @@ class Predictor(ABC):
                 " or leave --root out to calibrate on its validation split"
             )
 
+    def check_apart(self, config: Config, own: Config, split: str) -> None:
+        """Refuse a split with images of the run's ``own`` training or test set, where that can be told."""
+        return
+
     def deployed(self, config: Config | None, *, calibrated: bool = False, preprocessing: bool = False) -> Deployed:
         """The model for other programs, its temperature and the preprocessing of its input inside if that is asked for.
 

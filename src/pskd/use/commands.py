@@ -56,6 +56,8 @@ def calibrate(
     path = weights.path_of(run, best=best)
     about = {"weights": checksum(path), "fitted_on": data_root or split}
     config = _config(run, data_root, allow_code)
+    if data_root is not None:
+        predictor.check_apart(config, _config(run, None, allow_code), split)
     found = predictor.calibrate(config, Group(), split=split, fingerprint=known, seen=seen, **about, **options)
     calibration.write(path, found)
     return found

@@ -17,6 +17,7 @@ from pskd.data import ImageData, InMemory, Split, View
 from pskd.data.caching import Caching
 from pskd.data.items import source_of
 from pskd.data.opening import BATCH, opened_batches
+from pskd.data.overlap import share_inside
 from pskd.errors import PskdError
 from pskd.metrics import functional
 from pskd.runs.group import Group
@@ -28,6 +29,8 @@ from pskd.tasks.classification.calibration import ClassCalibration, Effect
 from pskd.tasks.classification.deployed import DeployedClassifier
 from pskd.tasks.classification.details import detailed
 from pskd.tasks.predictor import About, Deployed, Predictor, tried_on
+
+BY_CHANCE = 0.05  # so many images of a data set may stand in its training part too: published sets have doubles
 
 
 class AboutClassifier(About):
@@ -124,6 +127,20 @@ class ClassPredictor(Predictor):
             name: Effect.of(scored[name], samples.labels, found.temperature, bins) for name, samples in splits.items()
         }
         return found.model_copy(update={"effect": effects})
+
+    def check_apart(self, config: Config, own: Config, split: str) -> None:
+        samples = self.split(config, split)
+        try:
+            trained = load_data(own)
+            shares = {"training": share_inside(samples, trained.train), "test": share_inside(samples, trained.test)}
+        except PskdError:
+            return  # its own data is no longer where it was: fingerprints are all there is to know it by
+        for name, share in shares.items():
+            if share > BY_CHANCE:
+                raise PskdError(
+                    f"{self.run}: {share:.0%} of these images are in its own {name} set, on which nothing may be"
+                    " calibrated: name other data, or leave --root out to calibrate on its validation split"
+                )
 
     def evaluate(self, config: Config, split: str, group: Group) -> dict[str, Any]:
         samples = self.split(config, split)

@@ -104,7 +104,7 @@ class TranslationPredictor(Predictor):
         return source, mask
 
     def save_for_hub(self, folder: Path, weights_file: Path) -> None:
-        """As transformers has it. The search is the run's own; translations of any length it can see are allowed."""
+        """As transformers has it. The search is the run's own; how long a translation may be, the caller says."""
         from tokenizers import Tokenizer as Encoding
         from tokenizers import processors
 
@@ -122,6 +122,7 @@ class TranslationPredictor(Predictor):
         )
         net = self.model.net
         net.generation_config = self.model.search(max_new_tokens=POSITIONS - 1, **self.about.search.model_dump())
+        net.generation_config.forced_eos_token_id = END  # a translation that reaches its limit ends there, as ours does
         net.save_pretrained(folder, safe_serialization=True)
         tokenizer.save_pretrained(folder)
 
@@ -130,8 +131,9 @@ class TranslationPredictor(Predictor):
             "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
             'tokenizer = AutoTokenizer.from_pretrained("FOLDER")\n'
             'model = AutoModelForSeq2SeqLM.from_pretrained("FOLDER")\n'
-            'batch = tokenizer(["a sentence"], return_tensors="pt", padding=True)\n'
-            "print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))"
+            'sentence = tokenizer("a sentence", return_tensors="pt")\n'
+            'found = model.generate(**sentence, max_new_tokens=2 * sentence["input_ids"].shape[1] + 10)\n'
+            "print(tokenizer.decode(found[0], skip_special_tokens=True))"
         )
         return {"transformers": lines}
 
