@@ -133,7 +133,7 @@ class ClassPredictor(Predictor):
         try:
             trained = load_data(own)
             shares = {"training": share_inside(samples, trained.train), "test": share_inside(samples, trained.test)}
-        except PskdError:
+        except (PskdError, OSError):
             return  # its own data is no longer where it was: fingerprints are all there is to know it by
         for name, share in shares.items():
             if share > BY_CHANCE:

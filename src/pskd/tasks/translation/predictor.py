@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -123,7 +125,8 @@ class TranslationPredictor(Predictor):
         net = self.model.net
         net.generation_config = self.model.search(max_new_tokens=POSITIONS - 1, **self.about.search.model_dump())
         net.generation_config.forced_eos_token_id = END  # a translation that reaches its limit ends there, as ours does
-        net.save_pretrained(folder, safe_serialization=True)
+        with contextlib.redirect_stderr(io.StringIO()):  # a progress bar, on no terminal too
+            net.save_pretrained(folder, safe_serialization=True)
         tokenizer.save_pretrained(folder)
 
     def loading(self) -> dict[str, str]:
