@@ -6,8 +6,9 @@ cross-entropy; a round is one epoch of four steps of each, without evaluation.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,26 +54,31 @@ def compare(
     bare: Callable[[], None],
     images: int,
     rounds: int,
-    *,
-    unit: str = "img",
     **timing: Any,
 ) -> None:
     """Epochs of our loop and of ``bare``, alternately (``timing`` is for ``alternate``); prints speeds and ratio."""
+    with our_loop(config, task) as ours:
+        seconds = alternate(ours, bare, rounds=rounds, **timing)
+    ratio = median([theirs / own for own, theirs in zip(*seconds, strict=True)])
+    own, theirs = (images / median(side).median for side in seconds)
+    print(f"ours {own:.1f} {task.unit}/s, bare loop {theirs:.1f} {task.unit}/s")
+    print(f"ours / bare loop: {ratio}")
+
+
+@contextlib.contextmanager
+def our_loop(config: Config, task: Task) -> Iterator[Callable[[], None]]:
+    """The next epoch of `pskd train`'s own loop, without evaluation."""
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder, "run"))
         run.path.mkdir()
-        with accelerator(config, run.path) as devices, Progress(1, 0, unit, shown=False, log=print) as progress:
+        with accelerator(config, run.path) as devices, Progress(1, 0, task.unit, shown=False, log=print) as progress:
             trainer = Trainer(config, task, run, devices)
 
-            def ours() -> None:
+            def epoch() -> None:
                 trainer.train_epoch(progress, [])
                 trainer.state.epoch, trainer.state.step = trainer.state.epoch + 1, 0
 
-            seconds = alternate(ours, bare, rounds=rounds, **timing)
-    ratio = median([theirs / own for own, theirs in zip(*seconds, strict=True)])
-    own, theirs = (images / median(side).median for side in seconds)
-    print(f"ours {own:.1f} {unit}/s, bare loop {theirs:.1f} {unit}/s")
-    print(f"ours / bare loop: {ratio}")
+            yield epoch
 
 
 def bare_loop(file: Path) -> Callable[[], None]:

@@ -1,11 +1,12 @@
 """Images per second of `pskd train`'s loop over those of the code that the paper's authors released.
 
-    python benchmarks/released.py PATH [--data DIR] [--images N] [--batch N] [--rounds N]
+    python benchmarks/released.py PATH [--data DIR] [--model NAME] [--images N] [--batch N] [--rounds N]
 
 PATH is a checkout of their repository, lgcnsai/PS-KD-Pytorch; DIR, by default $PSKD_DATA, holds cifar-100-python. Their
 own network, data loader, loss and training function are called; on a machine without a GPU, ``cuda()`` is made to leave
 things where they are. Both train ResNet-18 by PS-KD on the same images of CIFAR-100 and take turns by epochs, in one
-process, without workers; seconds are those of the processor.
+process, without workers; seconds are those of the processor. With NAME, a model of ours that is none of theirs, their
+loop trains this one, too: the smaller it is, the more what surrounds it counts.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ from pskd.config import resolve
 from pskd.recipes import read_recipe
 from pskd.tasks.classification import Classification
 
-CLASSES, EPOCHS = 100, 300
+CLASSES, EPOCHS, RESNET18 = 100, 300, "preact_resnet18"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("PSKD_DATA", ".")))
+    parser.add_argument("--model", default=RESNET18)
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
@@ -51,12 +53,14 @@ def main() -> None:
     if given.images % CLASSES:
         parser.error(f"--images must be a multiple of {CLASSES}, so that every class has as many")
     words = [f"data.root={given.data}", f"data.per_class={given.images // CLASSES}", f"batch_size={given.batch}"]
-    config = resolve(read_recipe("cifar100/preact_resnet18"), [*words, "method=ps_kd", f"epochs={EPOCHS}"])
+    model = [] if given.model == RESNET18 else [f"model={given.model}"]
+    config = resolve(read_recipe("cifar100/preact_resnet18"), [*words, *model, "method=ps_kd", f"epochs={EPOCHS}"])
     task = Classification(config)  # type: ignore[arg-type]
     with on_this_machine(given.path.resolve()):
         epoch, network = released(task, given)
         own, theirs = (sum(p.numel() for p in net.parameters()) for net in (task.model(), network))
-        print(f"{given.images} images, batches of {given.batch}; parameters: ours {own:,}, theirs {theirs:,}")
+        print(f"{given.model}, {given.images} images, batches of {given.batch}")
+        print(f"parameters: ours {own:,}, theirs {theirs:,}")
         compare(config, task, epoch, given.images, given.rounds, warmup=1, clock=time.process_time)
 
 
@@ -91,7 +95,7 @@ def released(task: Classification, given: Namespace) -> tuple[Callable[[], None]
     )
     silence = contextlib.redirect_stdout(io.StringIO())
     with silence:
-        network = code.get_network(arguments)
+        network = code.get_network(arguments) if given.model == RESNET18 else task.model()
         loader, *_ = code.custom_dataloader.dataloader(arguments)
     train = task.data.train
     loader.dataset.data = train.images.permute(0, 2, 3, 1).contiguous().numpy()

@@ -1,20 +1,23 @@
 """Target tokens per second of translation, ours over those of loops that one would write by hand.
 
-    python benchmarks/translation.py [RUN] [--pairs N] [--rounds N] [--sentences N]
+    python benchmarks/translation.py [RUN] [--pairs N] [--rounds N] [--sentences N] [--form dense|topk] [--fused]
 
 RUN is a finished run of translation; without one, `translation/numbers` is trained first, which takes a minute. Its
 data and its model are those of both sides, which take turns in one process; seconds are those of the processor, since
 neither side waits for anything. An epoch has N training pairs, the evaluation the first N sentences.
 
-Training: `pskd train`'s loop over a loop of the same transformers model on batches of one length, cut by tokens, their
-padding made beforehand; with plain cross-entropy (at least 0.97), and with PS-KD and a bank of top-k rows, which the
-other side keeps in plain tensors and turns into dense targets (at least 1.0). Evaluation: all that `pskd evaluate` does
-over `generate`, sentence by sentence in the file's order (at least 2.0, and the same BLEU to 0.01).
+Training: `pskd train`'s loop and a loop of the same transformers model on batches of one length, cut by tokens, their
+padding made beforehand; each with plain cross-entropy and with PS-KD and a bank. The other side's bank is a tensor,
+whose rows become dense targets: of all classes, as ours is up to 1,000 of them, or with --form topk of the likeliest.
+Both have the same model, token batches, float32 and AdamW; ours is fused, as the other is with --fused. Evaluation: all
+that `pskd evaluate` does over `generate`, sentence by sentence in the file's order (at least 2.0, and the same BLEU to
+0.01).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,7 +26,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from loop_overhead import compare
+from loop_overhead import our_loop
 from side_by_side import alternate, median
 from torch import Tensor
 
@@ -41,7 +44,12 @@ from pskd.tasks.translation.scores import Encoded, translate_split
 from pskd.tasks.translation.task import Translation
 
 K, ALPHA, CHUNKS = 16, 0.5, 5
-TIMING: dict[str, Any] = {"clock": time.process_time, "warmup": 1}
+GOALS = (
+    ("ours, plain", "bare, plain", 0.97),
+    ("ours, PS-KD", "bare, PS-KD", 1.0),
+    ("ours, PS-KD", "bare, plain", 1.0),
+    ("ours, PS-KD", "ours, plain", 0.97),
+)
 
 
 def main() -> None:
@@ -50,6 +58,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--sentences", type=int)
+    parser.add_argument("--form", choices=("dense", "topk"), default="dense")
+    parser.add_argument("--fused", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = given.run or Path(folder, "run")
@@ -57,32 +67,44 @@ def main() -> None:
             train(resolve(read_recipe("translation/numbers")), run)
         config, used = RunFolder(run).config(), load(run)
         assert isinstance(used, TranslationPredictor)
-        for method, goal in (("hard", 0.97), ("ps_kd", 1.0)):
-            compare_training(config, method, goal, given.pairs, given.rounds)
+        compare_training(config, given)
         compare_evaluation(config, used, given.sentences)
 
 
-def compare_training(like: Config, method: str, goal: float, pairs: int, rounds: int) -> None:
+def compare_training(like: Config, given: argparse.Namespace) -> None:
+    """Plain and distilled epochs of both loops, all four in turn."""
     settings = like.model_dump(mode="json", exclude={"method", "recipe"})
-    changes = [f"method={method}", f"data.pairs={pairs}", "epochs=100000", "eval.every=100000"]
-    if method == "ps_kd":
-        changes += ["method.memory=bank", f"method.k={K}", "method.alpha=0.7"]
-    config = resolve(settings, changes)
-    task = Translation(config)  # type: ignore[arg-type]
+    changes = [f"data.pairs={given.pairs}", "epochs=100000", "eval.every=100000"]
+    bank = ["method.memory=bank", f"method.form={given.form}", f"method.k={K}", "method.alpha=0.7"]
+    sides: dict[str, Callable[[], None]] = {}
+    with contextlib.ExitStack() as stack:
+        for name, words in (("plain", ["method=hard"]), ("PS-KD", ["method=ps_kd", *bank])):
+            config = resolve(settings, [*changes, *words])
+            task = Translation(config)  # type: ignore[arg-type]
+            sides[f"ours, {name}"] = stack.enter_context(our_loop(config, task))
+            sides[f"bare, {name}"] = bare_loop(task, given.form if name == "PS-KD" else None, given.fused)
+        print(f"{config.data.name}: {task.notes[-1]}")
+        found = alternate(*sides.values(), rounds=given.rounds, clock=time.process_time, warmup=2)
+    seconds = dict(zip(sides, found, strict=True))
     tokens = int(task.train.target.lengths.sum())
-    print(f"{config.data.name}, {method}: {task.notes[-1]}")
-    compare(config, task, bare_loop(task, distil=method == "ps_kd"), tokens, rounds, unit="tok", **TIMING)
-    print(f"  at least {goal}")
+    for name, own in seconds.items():
+        print(f"{name}: {tokens / median(own).median:,.0f} tok/s")
+    for one, other, goal in GOALS:
+        ratio = median([theirs / own for own, theirs in zip(seconds[one], seconds[other], strict=True)])
+        print(f"{one} / {other}: {ratio}, at least {goal}")
 
 
-def bare_loop(task: Translation, distil: bool) -> Callable[[], None]:
-    """One epoch of the loop that one would write by hand."""
+def bare_loop(task: Translation, form: str | None, fused: bool) -> Callable[[], None]:
+    """One epoch of the loop that one would write by hand; PS-KD with rows of a ``form``, None: plain cross-entropy."""
     model: Any = task.model().net.train()  # type: ignore[union-attr]
     settings = task.config.optim
-    optimizer = torch.optim.AdamW(model.parameters(), settings.lr, settings.betas, weight_decay=settings.weight_decay)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), settings.lr, settings.betas, weight_decay=settings.weight_decay, fused=fused or None
+    )
     batches = _bucketed(task)
     rows, words = len(task.train.target.tokens), task.num_classes
-    values, classes = torch.zeros(rows, K, dtype=torch.float16), torch.zeros(rows, K, dtype=torch.int32)
+    kept = K if form == "topk" else words
+    values, classes = torch.zeros(rows, kept, dtype=torch.float16), torch.zeros(rows, K, dtype=torch.int32)
     begun = False
 
     def run() -> None:
@@ -91,17 +113,21 @@ def bare_loop(task: Translation, distil: bool) -> Callable[[], None]:
             source, mask, before, labels, index = batches[which]
             logits = model(input_ids=source, attention_mask=mask, decoder_input_ids=before, use_cache=False).logits
             logits, real = logits.flatten(0, 1), labels.flatten() != IGNORE_INDEX
-            if distil:
+            if form is not None:
                 logits, index, labels = logits[real], index.flatten()[real], labels.flatten()[real]
                 target = F.one_hot(labels, words).float()
                 if begun:
                     past = values[index].float()
-                    rest = (1 - past.sum(1, keepdim=True)) / (words - K)
-                    dense = rest.expand(-1, words).scatter(1, classes[index].long(), past)
-                    target = (1 - ALPHA) * target + ALPHA * dense
+                    if form == "topk":
+                        rest = (1 - past.sum(1, keepdim=True)) / (words - K)
+                        past = rest.expand(-1, words).scatter(1, classes[index].long(), past)
+                    target = (1 - ALPHA) * target + ALPHA * past
                 loss = F.cross_entropy(logits, target)
-                best = torch.softmax(logits.detach(), 1).topk(K)
-                values[index], classes[index] = best.values.half(), best.indices.int()
+                likely = torch.softmax(logits.detach(), 1)
+                if form == "topk":
+                    likely, best = likely.topk(K)
+                    classes[index] = best.int()
+                values[index] = likely.half()
             else:
                 loss = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE_INDEX)
             optimizer.zero_grad()

@@ -36,9 +36,9 @@ class Model(nn.Module):
         return head.logits() if self.whole else head
 
 
-@pytest.fixture(autouse=True)
-def _three_positions_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_head, "_PART_NUMEL", 3 * K)
+@pytest.fixture(autouse=True, params=[3, B * T], ids=["in parts", "in one part"])
+def _positions_of_a_part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_head, "_PART_NUMEL", request.param * K)
 
 
 def ps_kd(model: nn.Module, form: str) -> PSKD:

@@ -84,6 +84,10 @@ def reduced_over_parts(head: LinearHead, losses: Losses, mean: bool = True) -> T
 
     The gradient flows to hidden states, weight and bias.
     """
+    parts = list(head.parts())
+    if len(parts) == 1:  # all logits may exist at once: autograd alone has less to do
+        each, share = losses(F.linear(*head.part(parts[0])), parts[0])
+        return each.sum() / share.sum() if mean else each.sum()
     wanted = torch.is_grad_enabled() and head.requires_grad
     total: Tensor = _ReducedOverParts.apply(*head, losses, mean, wanted)
     return total

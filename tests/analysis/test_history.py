@@ -21,11 +21,11 @@ from torch import Tensor
 from pskd.analysis import hard
 from pskd.analysis import history as module
 from pskd.analysis.hard import rescaling
-from pskd.analysis.history import History, only_rescaled
+from pskd.analysis.history import HELD, History, only_rescaled
 from pskd.engine.loop import Interrupted, train
 from pskd.errors import PskdError
 from pskd.runs.group import Group
-from pskd.runs.history import Epochs, read
+from pskd.runs.history import HEADER, Epochs, block_size, read
 from pskd.study.results import Row, collect
 from pskd.targets import Past
 from pskd.tasks.base import Shown
@@ -278,6 +278,22 @@ def test_the_record_of_many_samples_lies_in_a_file_and_is_the_same(
     for one, other in zip(rescaling(rows[0]) or (), rescaling(rows[1]) or (), strict=True):
         np.testing.assert_array_equal(one, other)
     assert rescaling(rows[0]) is not None
+
+
+def test_more_samples_than_are_held_in_memory(tmp_path: Path) -> None:
+    count = HELD + 1_000_003
+    history = History(tmp_path / "history.bin", count, HERE, scratch=tmp_path / "scratch")
+    history.cut(0)
+    seen = torch.tensor([0, HELD, count - 1])
+    for _ in range(2):
+        history.batch(Shown(seen, torch.eye(3) * 9, torch.arange(3), None))
+        history.end_epoch(Group())
+    assert history.path.stat().st_size == HEADER + 2 * block_size(count)
+    found = read(history.path)
+    assert found is not None
+    known = ~np.isnan(found.of().target)
+    assert known.sum(1).tolist() == [3, 3]
+    assert known[:, seen.numpy()].all()
 
 
 def test_processes_add_up_their_records_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

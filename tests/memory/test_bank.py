@@ -163,6 +163,22 @@ def test_a_row_never_rounds_to_nothing() -> None:
     torch.testing.assert_close(bank.recall(torch.tensor([0])).values, torch.full((1, 1000), 1e-3))
 
 
+def test_padding_is_no_repetition_and_hides_none() -> None:
+    """Padding has the index of its sentence's first token, and is not taken."""
+    bank = PredictionBank(4, K, dtype=torch.float64)
+    logits = logits_of(6, K)
+    for index, take, positions in (
+        ([0, 1, 2, 3, 0, 0], [1, 1, 1, 1, 0, 0], [0, 1, 2, 3]),  # two of padding
+        ([0, 1, 1, 0, 0, 0], [1, 1, 1, 0, 0, 0], [0, 2]),  # and a row that stands twice
+        ([0, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0], [0, 1]),
+    ):
+        bank.clear()
+        bank.record(torch.tensor(index), logits, labels=torch.zeros(6, dtype=torch.long), take=torch.tensor(take) > 0)
+        found = bank.recall(torch.arange(4)[: len(positions)])
+        torch.testing.assert_close(found.values, torch.softmax(logits[positions], 1))
+        assert not bank._storage.read("labels", torch.arange(len(positions), 4)).any()
+
+
 @pytest.mark.parametrize("form", ["dense", "topk"])
 def test_of_an_index_that_stands_twice_the_last_is_kept(form: str) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from pskd.metrics.details import class_scores, confusion_matrix, confusions, coverage_at_risk_from, most_confused
+from pskd.metrics.details import class_scores, confusion_matrix, confusions, coverage_at_risk, most_confused
+from pskd.metrics.functional import risk_coverage_curve_from
 
 
 def test_coverage_is_the_largest_share_that_keeps_the_error_rate() -> None:
@@ -16,9 +17,10 @@ def test_coverage_is_the_largest_share_that_keeps_the_error_rate() -> None:
         confidence = torch.rand(60, generator=draw, dtype=torch.float64)
         correct = torch.rand(60, generator=draw) < confidence + 0.2
         order = confidence.argsort(descending=True)
+        curve = risk_coverage_curve_from(confidence, correct)
         for risk in (0.0, 0.05, 0.1, 0.3):
             kept = [n for n in range(1, 61) if int((~correct[order[:n]]).sum()) <= risk * n + 1e-9]
-            assert coverage_at_risk_from(confidence, correct, risk) == pytest.approx(max(kept, default=0) / 60)
+            assert coverage_at_risk(curve, risk) == pytest.approx(max(kept, default=0) / 60)
 
 
 def test_class_scores_are_those_of_counting() -> None:

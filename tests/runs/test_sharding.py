@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,13 @@ import torch.distributed as dist
 from helpers import metrics_of, small
 from processes import exit_code, in_children
 from safetensors.torch import load_file
+from torch import nn
 
 from pskd import models
-from pskd.config import Config, resolve
+from pskd.config import Config, OptimConfig, resolve
+from pskd.engine import build
 from pskd.engine.loop import train
+from pskd.engine.saving import _check_optimizer
 from pskd.errors import PskdError
 from pskd.recipes import read_recipe
 from pskd.runs import sharding
@@ -42,6 +46,36 @@ def test_a_spread_model_learns_the_same(tmp_path: Path) -> None:
     on_two(lambda: train(small(*words, "train.channels_last=false"), tmp_path / "copied"))
     on_two(lambda: train(small(*words, "train.shard=true"), tmp_path / "spread"))
     assert_close(tmp_path / "copied", tmp_path / "spread")
+
+
+def test_a_state_leaves_an_optimizer_its_own_way_of_computing() -> None:
+    """Checkpoints of older versions, and of other devices, were not written by the fused AdamW."""
+    made: dict[bool, Any] = {}
+    for fused in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3)
+        settings = OptimConfig(name="adamw", lr=0.1)
+        made[fused] = model, build.optimizer(model, settings, nn.Identity, fused=fused)
+
+    def step(fused: bool) -> None:
+        model, optimizer = made[fused]
+        optimizer.zero_grad()
+        model(torch.linspace(-1, 1, 20).view(4, 5)).square().sum().backward()
+        optimizer.step()
+
+    for _ in range(3):
+        step(False)
+    (plain, before), (model, optimizer) = made[False], made[True]
+    stored = copy.deepcopy(before.state_dict())
+    assert stored["param_groups"][0]["fused"] is None
+    _check_optimizer(optimizer.state_dict(), stored)
+    sharding.load_optimizer(optimizer, stored)
+    model.load_state_dict(plain.state_dict())
+    assert optimizer.param_groups[0]["fused"] is True
+    for _ in range(3):
+        step(False)
+        step(True)
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_run_goes_on_spread_another_way(tmp_path: Path) -> None:

@@ -121,7 +121,9 @@ class Trainer:
             sharding.shard(model, self.device, self.group.world)
         elif settings.channels_last:
             model = model.to(memory_format=torch.channels_last)
-        self.optimizer = accelerator.prepare_optimizer(build.optimizer(model, config.optim, lambda: task.head(model)))
+        optimizer = build.optimizer(model, config.optim, lambda: task.head(model), fused=self.device.type == "cpu")
+        # accelerate's wrapper scales losses of float16; beyond that it looks for packages on the disk in every step.
+        self.optimizer = optimizer if accelerator.scaler is None else accelerator.prepare_optimizer(optimizer)
         self.rates = (config.optim.lr, config.optim.backbone_lr or config.optim.lr)
         compiled = torch.compile(model) if settings.compile else model
         self.model = accelerator.prepare_model(compiled, evaluation_mode=shards)  # not a whole copy in each process

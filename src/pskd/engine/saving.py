@@ -54,7 +54,7 @@ class Saver:
         steps_per_epoch: int,
     ) -> None:
         self.settings, self.run, self.group, self.accelerator = config.train, run, group, accelerator
-        self.settings_id = identity(config)
+        self.settings_id, self._interval = identity(config), config.train.save_interval
         self.sources, self.state, self.weights, self.optimizer = sources, state, weights, optimizer
         self.method, self.average, self.observers = method, average, observers
         self.steps_per_epoch = steps_per_epoch
@@ -167,7 +167,7 @@ class Saver:
 
     def is_due(self, *, epoch_ends: bool = False) -> bool:
         """Whether it is time for a checkpoint."""
-        number, unit = self.settings.save_interval
+        number, unit = self._interval
         if unit == "minutes":
             wait = 60 * number
             if self.settings.save_every == "auto":
@@ -183,6 +183,8 @@ def _check_optimizer(own: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     """Refuse settings of another kind, and sums that are none: they would be noticed in a step, if at all."""
     for ours, theirs in zip(own["param_groups"], stored["param_groups"], strict=True):
         for name, value in ours.items():
+            if name in sharding.KERNELS:
+                continue
             number = isinstance(value, float | int) and not isinstance(value, bool)
             if not isinstance(theirs[name], (float, int) if number else type(value)):
                 raise ValueError(f"the optimizer's {name} is {theirs[name]!r}")

@@ -172,7 +172,7 @@ class PredictionBank(Memory):
             known = recent if known is None else known & recent
         values = self._storage.read("values", index).view(self.dtype).to(accumulation_dtype(self.dtype))
         if self.form == "dense":
-            values = values / values.sum(1, keepdim=True).clamp_min(1)  # a row sums to at least 1, or there is none
+            values.div_(values.sum(1, keepdim=True).clamp_min(1))  # a row sums to at least 1, or there is none
             return Past(_classes_second(values, key.shape), None, known)
         classes = self._storage.read("classes", index).long()
         classes = classes & 0xFFFF if self.num_classes <= 65536 else classes
@@ -340,11 +340,16 @@ class PredictionBank(Memory):
         if kept is not None:
             index = torch.where(kept, index, self._own)
         # Two writes of one row in one step come in no order. So all copies of an index carry the last one's values.
-        if not at_hand(index) or len(torch.unique(index)) < len(index):
+        if not at_hand(index) or self._repeats(index):
             ranked, order = torch.sort(index, stable=True)
             last = order[torch.searchsorted(ranked, index, right=True) - 1]
             columns = {name: part[last] for name, part in columns.items()}
         self._storage.write(index, columns)
+
+    def _repeats(self, index: Tensor) -> bool:
+        """Whether a row stands twice in ``index`` (n); the spare one may, since nobody reads it."""
+        spare = int((index == self._own).sum())
+        return len(torch.unique(index)) + max(0, spare - 1) < len(index)
 
     def _settle(self) -> None:
         """Report what a check has found, and write rows that were on their way from an accelerator."""

@@ -17,6 +17,7 @@ class MemoryStep:
 
     def __init__(self, memory: Memory, key: Any, recalls: bool) -> None:
         self._memory, self._key, self._recalls = memory, key, recalls
+        self._part: tuple[Part, Any] | None = None  # the last part and its key: what is recalled is recorded next
 
     def check(self, part: Part | None, logits: Tensor) -> None:
         """Raise where key or logits (B, K, ...) do not fit the memory."""
@@ -33,7 +34,11 @@ class MemoryStep:
         self._memory.record(self._key_of(part), logits, labels=labels, take=take)
 
     def _key_of(self, part: Part | None) -> Any:
-        return self._key if part is None else part.of(self._key)
+        if part is None:
+            return self._key
+        if self._part is None or self._part[0] is not part:
+            self._part = part, part.of(self._key)
+        return self._part[1]
 
 
 class Memory(ABC):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pskd.metrics.functional import risk_coverage_curve_from
+from pskd.metrics.functional import RiskCoverage
 
 
 class ClassScores(NamedTuple):
@@ -28,9 +28,8 @@ class Confusion(NamedTuple):
     share: float
 
 
-def coverage_at_risk_from(confidence: Tensor, correct: Tensor, risk: float) -> float:
+def coverage_at_risk(curve: RiskCoverage, risk: float) -> float:
     """The largest share of the samples, most confident first, whose error rate is ``risk`` at most."""
-    curve = risk_coverage_curve_from(confidence, correct)
     kept = curve.coverage[curve.risk <= risk + 1e-12]  # 1 error of 20 is 5%, however it is rounded
     return float(kept[-1]) if len(kept) else 0.0
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pskd.metrics.catalogue import Metric
-from pskd.metrics.details import coverage_at_risk_from
+from pskd.metrics.details import coverage_at_risk
+from pskd.metrics.functional import risk_coverage_curve_from
 from pskd.report.summary import Table, lines_of
 from pskd.study.results import Collection, Row
 
@@ -25,8 +26,8 @@ def coverage(collection: Collection) -> Table | None:
 
 
 def _shares(row: Row) -> dict[str, list[float]]:
-    scores = [run.scores for run in row.runs if run.scores is not None]
+    curves = [risk_coverage_curve_from(*run.scores) for run in row.runs if run.scores is not None]
     return {
-        name: [100 * coverage_at_risk_from(*each, risk / 100) for each in scores]
+        name: [100 * coverage_at_risk(curve, risk / 100) for curve in curves]
         for name, risk in zip(KINDS, RISKS, strict=True)
     }

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from pskd.config import Config
 from pskd.errors import PskdError
 
+KERNELS = ("foreach", "fused")  # settings of an optimizer that say how a step is computed, not what it comes to
 SMALLEST = 0.01  # share of the weights that a part of the model must hold to be gathered on its own
 
 
@@ -69,13 +70,15 @@ def load_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Put a whole state into an optimizer whose weights may be spread."""
+    """Put a whole state into an optimizer whose weights may be spread; how it computes a step stays its own affair."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     entries = {
         number: {name: _spread(value, parameters[number]) for name, value in entry.items()}
         for number, entry in state["state"].items()
     }
-    optimizer.load_state_dict({**state, "state": entries})
+    pairs = zip(optimizer.param_groups, state["param_groups"], strict=True)
+    groups = [{**stored, **{name: own[name] for name in KERNELS if name in own}} for own, stored in pairs]
+    optimizer.load_state_dict({"state": entries, "param_groups": groups})
 
 
 def _spread(value: Any, like: Any) -> Any:

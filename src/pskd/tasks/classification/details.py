@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pskd.metrics import functional
-from pskd.metrics.details import class_scores, confusions, coverage_at_risk_from, most_confused
+from pskd.metrics.details import class_scores, confusions, coverage_at_risk, most_confused
 
 MATRIX = 200  # classes up to which an evaluation has the whole confusion matrix
 
@@ -17,9 +17,9 @@ def detailed(
     scores: functional.SampleScores, guesses: Tensor, labels: Tensor, classes: Sequence[str]
 ) -> dict[str, Any]:
     """What an evaluation says beyond a training's: coverage at error rates, metrics by class, the confusions."""
+    curve = functional.risk_coverage_curve_from(scores.confidence, scores.correct)
     found: dict[str, Any] = {
-        f"coverage_at_{percent}": 100 * coverage_at_risk_from(scores.confidence, scores.correct, percent / 100)
-        for percent in (1, 5, 10)
+        f"coverage_at_{percent}": 100 * coverage_at_risk(curve, percent / 100) for percent in (1, 5, 10)
     }
     matrix = confusions(guesses, labels, len(classes))
     columns = class_scores(matrix)
