@@ -44,6 +44,14 @@ def test_an_index_from_the_end_is_the_same_sample() -> None:
             data[outside]
 
 
+def test_an_index_is_one_number_of_any_library() -> None:
+    data = Indexed(["a", "b", "c"])
+    assert data[np.int64(-1)] == data[torch.tensor(2)] == ("c", 2)
+    for several in ([1], np.array([0, 1]), torch.tensor([0, 1]), "b", 1.5, slice(1, 2)):
+        with pytest.raises(PskdError, match="index must be one whole number"):
+            data[several]  # type: ignore[index]
+
+
 class Painted(TensorDataset):
     """With what torchvision's data sets have, and with fetching by the batch."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -33,6 +34,10 @@ class Indexed(Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
+        try:
+            index = operator.index(index)  # also of numpy or torch, one number only
+        except TypeError as error:
+            raise PskdError(f"index must be one whole number, got {type(index).__name__}") from error
         if index < 0:
             index += len(self)
             if index < 0:

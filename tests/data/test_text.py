@@ -101,7 +101,7 @@ def blank(folder: Path) -> None:
         (lambda folder: None, {"root": "nowhere"}, "there is no such folder"),
         (lambda folder: None, {"root": None}, "needs data.root"),
         (lambda folder: None, {"name": "iwslt"}, "train.tags.de-en.de"),
-        (lambda folder: None, {"name": "numbers", "source": "xx"}, "num2words does not know"),
+        (lambda folder: None, {"name": "numbers", "root": None, "source": "xx"}, "num2words does not know"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(

@@ -248,16 +248,30 @@ def test_a_file_that_has_another_name_elsewhere_is_not_written_there(name: str, 
 PROGRESS: list[tuple[str, object]] = [
     *(("best", 3), ("epoch_seconds", ["x"]), ("seconds", None), ("stretches", [[1]]), ("skipped", "x"), ("world", 0)),
     *(("epoch", 2**70), ("step", -1), ("sources", None), ("best", {"epoch": "x", "val": {}})),
+    *(("best", {"epoch": 1, "val": {}, "name": torch.ones(1)}), ("best", {"epoch": 1, "val": {"x": torch.ones(1)}})),
+    ("best", {"epoch": 1, "val": {"by_class": {"a": [torch.ones(1)]}}}),
 ]
 
 
-@pytest.mark.parametrize(("key", "value"), PROGRESS, ids=str)
-def test_progress_of_another_kind_is_refused(key: str, value: object, run: Path) -> None:
+def edit_progress(run: Path, key: str, value: object) -> None:
+    """Change where its checkpoints say that it was, with checksums that fit."""
     for folder in (run / "checkpoints").glob("0*"):
         torch.save({**checkpoint.load(folder, "progress"), key: value}, folder / "progress.pt")
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["files"]["progress.pt"] = checksum(folder / "progress.pt")
         manifest["sizes"]["progress.pt"] = (folder / "progress.pt").stat().st_size
         (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("val", [{}, {"top1_error": "x"}])
+def test_a_best_epoch_without_its_metric_is_refused(val: dict[str, object], run: Path) -> None:
+    edit_progress(run, "best", {"epoch": 1, "val": val})
+    with pytest.raises(PskdError, match="does not say the best epoch's top1_error: bring it back"):
+        train(None, run, resume=True)
+
+
+@pytest.mark.parametrize(("key", "value"), PROGRESS, ids=str)
+def test_progress_of_another_kind_is_refused(key: str, value: object, run: Path) -> None:
+    edit_progress(run, key, value)
     with pytest.raises(PskdError, match=r"checkpoint .* does not fit this run: progress\.pt is damaged"):
         train(None, run, resume=True)

@@ -55,6 +55,19 @@ def test_a_file_with_code_in_it_is_not_read(cached: Path):
     assert not (cached.parent / "harmed").exists()
 
 
+def test_nobody_is_told_to_unpickle_a_file_with_code_in_it(tmp_path: Path):
+    pytest.importorskip("timm")
+
+    class Harm:
+        def __reduce__(self):
+            return (Path(tmp_path / "harmed").touch, ())
+
+    torch.save(Harm(), tmp_path / "weights.pth")
+    with pytest.raises(PskdError, match=r"holds more than tensors, and is not read$"):
+        models.create("timm:test_resnet", 3, checkpoint_path=str(tmp_path / "weights.pth"))
+    assert not (tmp_path / "harmed").exists()
+
+
 def test_timm_takes_what_is_cached(tmp_path: Path):
     timm = pytest.importorskip("timm")
     trained = timm.create_model("test_resnet")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from processes import in_child
 
 from pskd.engine.loop import train
 from pskd.errors import PskdError
-from pskd.runs.folder import RunFolder
+from pskd.memory.bank import PredictionBank
+from pskd.runs.folder import InUse, RunFolder
 
 
 @pytest.mark.parametrize("file_deleted", [False, True])
@@ -100,3 +102,41 @@ def test_a_refused_claim_leaves_nothing_behind(tmp_path: Path) -> None:
     first.release()
     assert counts[0] == counts[1]
     assert not (tmp_path / "typo").exists()
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", refuse)
+    with pytest.raises(PskdError, match=r"run: its file system cannot lock files \(No locks available\)"):
+        RunFolder(tmp_path / "run").claim(small(), resume=False)
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(PskdError, match=r"rows cannot lock files \(No locks available\); name a file elsewhere"):
+        PredictionBank(4, 3, path=tmp_path / "rows")
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_lock_file_that_is_removed_where_folders_cannot_be_locked(
+    taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")  # as NFS does, for a folder
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    folder, second = tmp_path / "run", RunFolder(tmp_path / "run")
+
+    def remove(record: dict[str, object]) -> None:
+        if record["epoch"] == 2:
+            (folder / ".lock").unlink()
+            if taken:
+                second.claim(None, resume=True)
+
+    config = small("train.save_every=1 epoch", "epochs=4")
+    with pytest.raises(InUse, match="another training may write there"):
+        train(config, folder, after_epoch=remove)
+    second.release()
+    assert (folder / "checkpoints" / f"{2 * 7:09d}").exists()
+    assert not (folder / "checkpoints" / f"{3 * 7:09d}").exists()
+    train(None, folder, resume=True)

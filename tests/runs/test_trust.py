@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fuzzing.case import TINY_SCENES
+from pskd.engine import build
 from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.models import create
@@ -232,6 +233,47 @@ def test_a_bank_is_not_written_to_a_place_that_only_the_folder_names(
     (run / "result.json").unlink()
     code, out, _ = pskd(capfd, "train", "--resume", "--out", "run", "method.path=rows")
     assert (code, "rows stay in RAM" in out, Path("rows").exists()) == (0, False, True)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Whom a training tells of itself, trackers that are not installed here among them."""
+    calls: list[str] = []
+    real = build.Accelerator
+
+    class Telling(real):  # type: ignore[misc, valid-type]
+        def __init__(self, log_with: Any = None, **others: Any) -> None:
+            calls.extend(log_with or ())
+            super().__init__(log_with=[each for each in log_with or () if each == "tensorboard"], **others)
+
+    monkeypatch.setattr(build, "Accelerator", Telling)
+    monkeypatch.setattr(build, "find_spec", lambda name: name)
+    return calls
+
+
+def test_nothing_is_sent_on_a_folders_word(run: Path, told: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    (run / "result.json").unlink()
+    edited(run, train={"trackers": ["wandb", "tensorboard", "mlflow"]})
+    start = Path(shutil.copytree(run, "again/run"))
+    code, out, _ = pskd(capfd, "train", "--resume", "--out", "run")
+    assert (code, told) == (0, ["tensorboard"])  # which writes into the folder itself
+    assert "nothing is sent to wandb and mlflow on the folder's word: add train.trackers=[wandb,tensor" in out
+    code, out, _ = pskd(capfd, "train", "--resume", "--out", str(start), "train.trackers=[mlflow]")
+    assert (code, told[1:], "folder's word" in out) == (0, ["mlflow"], False)
+
+
+def test_a_studys_folder_sends_nothing(told: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = {word.partition("=")[0]: yaml.safe_load(word.partition("=")[2]) for word in SMALL}
+    settings |= {"epochs": 1, "train.trackers": ["wandb"], "method.path": str(tmp_path / "rows")}
+    study = {"about": "", "recipe": "digits", "axes": {"seed": [0]}, "settings": settings}
+    folder = tmp_path / "study"
+    (folder / "runs").mkdir(parents=True)
+    content = {"name": "x", "identity": "1", "words": [], "study": study}
+    (folder / "study.yaml").write_text(yaml.safe_dump(content))
+    code, out, _ = pskd(capfd, "study", "work", str(folder))
+    assert (code, told, (tmp_path / "rows").exists()) == (0, [], False)
+    assert "nothing is sent to wandb on the folder's word" in out
+    assert len(list(folder.glob("runs/*/result.json"))) == 1
 
 
 def test_a_file_that_is_no_bank_stays(run: Path, capfd: pytest.CaptureFixture[str]) -> None:

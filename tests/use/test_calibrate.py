@@ -174,9 +174,20 @@ def test_never_on_what_was_trained_or_tested_on(
     copied: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert "test set is for measuring only" in pskd(capfd, "calibrate", str(copied), "--split", "test")[2]
+    draw, arrays = np.random.default_rng(0), {}
+    for split, count in (("train", 100), ("val", 200), ("test", 100)):
+        arrays |= {f"{split}_images": draw.integers(0, 256, (count, 8, 8), np.uint8)}
+        arrays |= {f"{split}_labels": np.arange(count) % 4}
+    np.savez(tmp_path / "own.npz", **arrays)
+    np.savez(tmp_path / "moved.npz", **arrays)
+    own = ("data.name=npz", "data.per_class=null", f"data.root={tmp_path / 'own.npz'}", "epochs=1")
+    train(small(*own), tmp_path / "own")
     for split, expected in (("test", (2, True)), ("val", (0, False))):
-        code, _, err = pskd(capfd, "calibrate", str(copied), "--root", "the embedded ones", "--split", split)
+        root = str(tmp_path / "moved.npz")
+        code, _, err = pskd(capfd, "calibrate", str(tmp_path / "own"), "--root", root, "--split", split)
         assert (code, "its own test set" in err) == expected
+    code, _, err = pskd(capfd, "calibrate", str(copied), "--root", str(tmp_path))
+    assert (code, "'digits' comes with pskd, it is not read from" in err) == (2, True)
     train(small("epochs=1"), tmp_path / "none")
     code, _, err = pskd(capfd, "calibrate", str(tmp_path / "none"))
     assert code == 2

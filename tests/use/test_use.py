@@ -11,6 +11,8 @@ import torch
 from helpers import pskd, small
 
 from pskd.config import resolve
+from pskd.data import detection
+from pskd.data.text import sources
 from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.recipes import read_recipe
@@ -49,6 +51,18 @@ def test_the_same_test_images_score_the_same_whatever_lies_beside_them(own_data:
     assert elsewhere == before
     with pytest.raises(PskdError, match=r"knows 3 classes, the data has 2, such as '2' on one side only"):
         evaluate(run, "test", str(arrays(folder, "two.npz", train_images=1.0, classes=2)))
+
+
+def test_data_that_is_made_here_lies_nowhere_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Or the score on the run's own test set would be taken for that of the folder."""
+    train(small("epochs=1"), tmp_path / "run")
+    code, _, err = pskd(capfd, "evaluate", str(tmp_path / "run"), "--root", str(tmp_path))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "'digits' comes with pskd, it is not read from" in err
+    with pytest.raises(PskdError, match="'digits' comes with pskd"):
+        detection.load("digits", splits={}, counts={}, root=str(tmp_path))
+    with pytest.raises(PskdError, match="'numbers' comes with pskd"):
+        sources.load("numbers", source="de", target="en", root=str(tmp_path))
 
 
 def test_a_run_needs_its_teacher_only_to_be_trained(tmp_path: Path) -> None:

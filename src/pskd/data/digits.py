@@ -10,6 +10,7 @@ import torch
 
 from pskd import registry
 from pskd.data.image_data import ImageData, in_memory
+from pskd.data.reason import check_no_place
 from pskd.data.subsets import drawn_per_class
 
 TEST_FRACTION = 0.2
@@ -18,6 +19,7 @@ TEST_FRACTION = 0.2
 @registry.data.register("digits")
 def load_digits(root: str | None = None) -> ImageData:
     """A fifth of each class, always the same one, is the test set."""
+    check_no_place("digits", root)
     table = _read()
     images = torch.from_numpy(table[:, :-1] * (255 / 16)).round().to(torch.uint8).view(-1, 1, 8, 8)
     labels = torch.from_numpy(table[:, -1]).long()

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from pskd.data.reason import reason
@@ -153,8 +153,9 @@ def readable(source: Source) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # on damaged files Pillow's decoders raise whatever they stumble over
+        why = "it is no image" if isinstance(error, UnidentifiedImageError) else reason(error)
         name = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", "a stream")
-        raise PskdError(f"cannot read image '{os.fspath(name)}' ({reason(error)}): repair or remove it") from error
+        raise PskdError(f"cannot read image '{os.fspath(name)}' ({why}): repair or remove it") from error
 
 
 def shorter_side(source: Source) -> int | None:

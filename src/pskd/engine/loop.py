@@ -176,7 +176,10 @@ class Trainer:
 
     def fit(self, after_epoch: Callable[[dict[str, Any]], None], notes: Sequence[str] = ()) -> dict[str, Any]:
         notes = list(notes)
-        resumed = self.saver.load_newest(notes.append)
+        resumed, best = self.saver.load_newest(notes.append), self.state.best
+        if best is not None and not isinstance(best["val"].get(by := self.task.selects_by), int | float):
+            where = f"the checkpoint in {self.run.checkpoints}"
+            raise PskdError(f"{where} does not say the best epoch's {by}: bring it back")
         if self.group.leader:
             self.run.begin(self.config)
             self.run.keep_metrics(self.state.epoch)

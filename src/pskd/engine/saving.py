@@ -63,6 +63,7 @@ class Saver:
 
     def save(self) -> None:
         """Write a checkpoint of this very moment."""
+        self.run.check_held()
         begun, group, state = time.monotonic(), self.group, self.state
         own: dict[str, Any] = {**state.sums(), "rng": torch.get_rng_state()}
         device = self.accelerator.device

@@ -113,6 +113,9 @@ def _opened(path: Path, header: bytes, size: int) -> int:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             fcntl.flock(file, fcntl.LOCK_SH)  # waits until the first one has made the file
+        except OSError as error:
+            why = f"the file system of {path} cannot lock files ({error.strerror})"
+            raise PskdError(f"path: {why}; name a file elsewhere") from None
         else:
             _made_anew(path, file, header, size)
             fcntl.flock(file, fcntl.LOCK_SH)

@@ -15,7 +15,9 @@ from torch import nn
 
 from pskd.errors import PskdError, installed_by
 from pskd.models.first_weights import HeadLayer, cache_only, head_of, tensors_only, with_channels
+from pskd.models.modest import too_large
 
+_NOT_READ = "the file of its weights holds more than tensors, and is not read"
 LIBRARIES = {"torchvision": "workbench", "timm": "timm"}  # and the extra that brings each
 
 
@@ -38,8 +40,12 @@ def create_external(name: str, num_classes: int, in_channels: int, options: dict
             f"model {name!r}: its weights {options} are not in the cache, or cannot be fetched ({why})"
         ) from error
     except pickle.UnpicklingError as error:
-        raise PskdError(f"model {name!r}: the file of its weights holds more than tensors, and is not read") from error
+        raise PskdError(f"model {name!r}: {_NOT_READ}") from error
     except (TypeError, ValueError, KeyError, RuntimeError) as error:
+        if too_large(error):
+            raise  # what is around the building says how much there is
+        if "weights_only" in str(error):  # timm says by advice what torch says by its class
+            raise PskdError(f"model {name!r}: {_NOT_READ}") from error
         why = str(error).splitlines()[0]
         raise PskdError(f"model {name!r} refuses its options {options}: {why}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 from torch import nn
@@ -13,6 +14,11 @@ from pskd.space import free_bytes, shown
 
 COPIES = 3  # of each weight at the least: itself, its gradient, and what an optimizer keeps of it
 MOST_TENSORS = 50_000  # of one model; the deepest published have some thousands
+
+
+def too_large(error: Exception) -> bool:
+    """Whether torch could not get the memory for one tensor."""
+    return any(sign in str(error) for sign in ("allocate memory", "overflow", "Storage size", "out of memory"))
 
 
 @contextlib.contextmanager
@@ -26,17 +32,23 @@ def modest(copies: int = COPIES) -> Iterator[None]:
             return
         total, count = total + copies * weight.numel() * weight.element_size(), count + 1
         if total > free:
-            raise PskdError(f"it needs more than {shown(total)} of memory and there are {shown(free)}: make it smaller")
+            raise PskdError(
+                f"the model needs more than {shown(total)} of memory and there are {shown(free)}: make it smaller"
+            )
         if count > MOST_TENSORS:
-            raise PskdError(f"it has more than {MOST_TENSORS:,} weight tensors: make it less deep")
+            raise PskdError(f"the model has more than {MOST_TENSORS:,} weight tensors: make it less deep")
 
     hook = register_module_parameter_registration_hook(look)
     try:
         yield
     except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
         # One layer alone is larger than the memory, or than what a number of bytes can say.
-        if any(sign in str(error) for sign in ("allocate memory", "overflow", "Storage size", "out of memory")):
-            raise PskdError(f"one of its layers is larger than the memory ({shown(free)}): make it smaller") from error
+        if too_large(error):
+            asked = re.search(r"tried to allocate (\d+) bytes", str(error))
+            needs = f"{shown(int(asked[1]))} of memory" if asked else "more memory than can be counted"
+            raise PskdError(
+                f"one layer of the model needs {needs} and there are {shown(free)}: make it smaller"
+            ) from error
         raise
     finally:
         hook.remove()

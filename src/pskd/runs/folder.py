@@ -56,6 +56,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.notes: dict[str, str] = {}  # on settings of the stored configuration that are not obeyed
         self._locks: list[int] = []
+        self._watched: int | None = None  # the lock that must not be deleted, where the folder itself cannot be locked
         self._made = False
 
     def claim(self, config: Config | None, *, resume: bool, allow_code: bool = False) -> Config:
@@ -73,6 +74,9 @@ class RunFolder:
             except BlockingIOError:
                 self._unlock()
                 raise InUse(f"{self.path} is in use by another process: wait for it, or choose another --out") from None
+            except BaseException:
+                self.release()
+                raise
         try:
             return self._configuration(config, resume, allow_code)
         except BaseException:
@@ -106,8 +110,13 @@ class RunFolder:
         self._locks.append(file)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except PermissionError:
-            raise BlockingIOError from None  # what some systems say instead
+        except (BlockingIOError, PermissionError):
+            raise BlockingIOError from None  # some systems say the one, some the other
+        except OSError as error:
+            raise PskdError(
+                f"{self.path}: its file system cannot lock files ({error.strerror}), so a second training could write"
+                " here unnoticed: choose an --out on another one, or have it mounted with locks"
+            ) from None
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         self._locks.append(folder)
         _folders.add(folder)
@@ -116,7 +125,18 @@ class RunFolder:
         except BlockingIOError:
             raise
         except OSError:
-            pass  # NFS cannot; there the file's lock has to do
+            self._watched = file  # NFS cannot; there the file's lock has to do
+
+    def check_held(self) -> None:
+        """Stop where a second training may have begun here, since all that would have kept it away was deleted."""
+        if self._watched is None:
+            return
+        try:
+            there = os.stat(self.path / ".lock", follow_symlinks=False)
+        except FileNotFoundError:
+            there = None
+        if there is None or not os.path.samestat(there, os.fstat(self._watched)):
+            raise InUse(f"the file .lock in {self.path} was removed, another training may write there: see to that one")
 
     def _unlock(self) -> None:
         for handle in self._locks:
@@ -125,7 +145,7 @@ class RunFolder:
                     fcntl.flock(handle, fcntl.LOCK_UN)  # also for a child that has just been forked
             _folders.discard(handle)
             os.close(handle)
-        self._locks = []
+        self._locks, self._watched = [], None
 
     def _configuration(self, config: Config | None, resume: bool, allow_code: bool) -> Config:
         """The configuration to run: the stored one, or the one given if it says the same."""

@@ -25,11 +25,13 @@ class _File(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _numbers(cls, tree: Any) -> Any:
-        """Numbers beside the known ones, metrics, are numbers that can be shown."""
+        """What stands beside the known, metrics, is what JSON can say, and numbers are such that can be shown."""
         if isinstance(tree, Mapping):
             for name, value in tree.items():
                 if isinstance(value, int | float) and not isinstance(value, bool) and not _is_shown(value):
                     raise ValueError(f"{name} is {str(value)[:20] if isinstance(value, float) else 'too large'}")
+                if not _is_json(value):
+                    raise ValueError(f"{name} is neither a number nor text")
         return tree
 
 
@@ -118,6 +120,15 @@ def first_error(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])[:80]
     why = first["msg"].removeprefix("Value error, ")
     return f"{where}: {why[0].lower()}{why[1:]}" if where else f"{why[0].lower()}{why[1:]}"
+
+
+def _is_json(value: Any, depth: int = 10) -> bool:
+    """Whether it is plain: a checkpoint, unlike a file of JSON, may hold tensors at any place."""
+    if isinstance(value, dict):
+        return depth > 0 and all(isinstance(key, str) and _is_json(item, depth - 1) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return depth > 0 and all(_is_json(item, depth - 1) for item in value)
+    return value is None or isinstance(value, str | int | float)
 
 
 def _is_shown(value: float) -> bool:

@@ -21,6 +21,8 @@ _LOADING = re.compile(
 _SWITCHES = re.compile("code|download|hub|kernels|pretrained|remote")  # with these a plain "true" loads something
 _OWN_CODE = ("eager", "sdpa")  # implementations of attention that are torch's or the library's own
 _OWN_PLACES = {"data.cache": "auto"}  # what stands for a place of this user's, to which any folder may lead
+_OWN_TRACKERS = ("tensorboard",)  # which write into the run's folder alone; others send, or write to the current one
+_ADD = "add {}, or --allow-code if you trust the folder, to do so"
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,60}")
 _TEXT = re.compile(r"[A-Za-z0-9_]{1,40}")
 
@@ -46,7 +48,7 @@ def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def within_itself(config: Config, *, allow_code: bool = False) -> tuple[Config, dict[str, str]]:
     """A folder's own configuration without what reaches out of the folder, and a line on each setting left out.
 
-    Nothing is downloaded on a folder's word, and nothing written elsewhere unless the folder is trusted.
+    Nothing is downloaded on a folder's word, and nothing written elsewhere or sent unless the folder is trusted.
     """
     notes: dict[str, str] = {}
     if getattr(config.data, "download", False):
@@ -57,7 +59,13 @@ def within_itself(config: Config, *, allow_code: bool = False) -> tuple[Config, 
         if (place := getattr(old, name)) not in (None, _OWN_PLACES.get(setting)):
             config = config.model_copy(update={section: old.model_copy(update={name: None})})
             instead = "images are decoded in each epoch" if section == "data" else "rows stay in RAM"
-            notes[setting] = f"{setting}={place} is not written on the folder's word, {instead}: add it to do so"
+            notes[setting] = f"{setting}={place} is not written on the folder's word, {instead}: {_ADD.format('it')}"
+    told = config.train.trackers
+    if not allow_code and (sending := [tracker for tracker in told if tracker not in _OWN_TRACKERS]):
+        kept = tuple(tracker for tracker in told if tracker in _OWN_TRACKERS)
+        config = config.model_copy(update={"train": config.train.model_copy(update={"trackers": kept})})
+        add = _ADD.format(f"train.trackers=[{','.join(told)}]")
+        notes["train.trackers"] = f"nothing is sent to {' and '.join(sending)} on the folder's word: {add}"
     return config, notes
 
 

@@ -62,7 +62,10 @@ class Worker:
                 try:
                     config = cell.config_in(study.runs)
                     if not study.allow_code:  # a study's folder may come from a stranger, too
-                        check_model(config := within_itself(config)[0])
+                        config, notes = within_itself(config)
+                        check_model(config)
+                        for note in notes.values():
+                            self.say(note)
                     result = loop.train(config, folder, resume=True, after_epoch=after_epoch)
                     name = primary(result)
                     return 0.0 if name is None else float(result[name])

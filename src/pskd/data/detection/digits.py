@@ -10,6 +10,7 @@ from pskd import registry
 from pskd.data.detection.reading import DetectionData, Wanted
 from pskd.data.detection.scenes import Scenes
 from pskd.data.digits import load_digits
+from pskd.data.reason import check_no_place
 from pskd.data.splits import InMemory
 from pskd.random import uniform
 
@@ -22,6 +23,7 @@ ATTEMPTS = 8  # digits that are tried; one that would touch another is left out
 @registry.scenes.register("digits")
 def load_digit_scenes(wanted: Wanted, /) -> DetectionData:
     """So many scenes of each split as are asked for."""
+    check_no_place("digits", wanted.root)
     counts = {split: wanted.counts[split] or USUAL.get(split) for split in wanted.counts}
     made = {split: digit_scenes(split, count, wanted.seed) for split, count in counts.items() if count}
     return DetectionData(tuple("0123456789"), made["train"], made.get("val"), made["test"], ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from pskd import registry
+from pskd.data.reason import check_no_place
 from pskd.data.text.pairs import Pairs, TextData
 from pskd.errors import PskdError
 
@@ -18,6 +19,7 @@ def load_numbers(root: str | None = None, *, source: str, target: str, pairs: in
     """Words such as "dreizehntausendvier" and "thirteen thousand and four"; so many training ``pairs`` at most."""
     from num2words import num2words
 
+    check_no_place("numbers", root)
     train, test = _drawn()
 
     def read(numbers: list[int]) -> Pairs:
