@@ -66,7 +66,7 @@ class Reused:
         size = 4 * math.prod(shape)
         if device.type != "cpu" or size <= 2**25 or not hasattr(mmap, "MADV_HUGEPAGE"):
             return torch.empty(tuple(shape), device=device)
-        self._free = [memory for memory in self._free if len(memory) == size]
+        self._free[:] = [memory for memory in self._free if len(memory) == size]
         memory = self._free.pop() if self._free else _large_pages(size)
         lease = memoryview(memory)  # what the tensor holds
         weakref.finalize(lease, self._free.append, memory).atexit = False

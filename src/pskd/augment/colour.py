@@ -29,19 +29,18 @@ _ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 def jitter(images: Tensor, uniform: Tensor, strength: float, clamp: bool = True) -> Tensor:
     """Brightness, contrast and saturation, each by a factor in 1 - strength .. 1 + strength, in random order.
 
-    All three blend the image with something: black, its mean grey, its grey version. **Changes ``images``** and
-    returns it.
+    All three blend the image with something: black, its mean grey, its grey version.
 
     Args:
         images: (B, C, H, W) float32 in 0..255, C = 3 or 1.
         uniform: (B, 4) numbers in [0, 1): three factors and the order.
         clamp: keep values in 0..255 after each change. CutMix's and the paper's code for ImageNet does not.
     """
-    return Jitter(uniform, strength, clamp)(images)
+    return Jitter(uniform, strength, clamp)(images.clone())
 
 
 class Jitter:
-    """``jitter`` with the numbers of a batch, whose images come in parts."""
+    """``jitter`` with the numbers of a batch, whose images come in parts; **changes these** and returns them."""
 
     def __init__(self, uniform: Tensor, strength: float, clamp: bool = True) -> None:
         self.clamp = clamp

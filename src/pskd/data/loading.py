@@ -84,7 +84,7 @@ class _Workers:
             # While one batch is used here, workers write others. Memory that is mapped once saves the pages of each
             # batch in either process.
             shape = (kind.slots, kind.largest, split.view.channels, *split.view.size)
-            self._slots = torch.empty(shape, dtype=torch.uint8).share_memory_()
+            self._slots = torch.empty(shape, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
         self._opening = _Opening(split, kind.augment, kind.seed, self._slots)
         self._tasks: list[_Task] = []
         self._loader = DataLoader(
@@ -137,7 +137,7 @@ class _Opening(Dataset[Tensor | str | None]):
         else:
             images = self.slots[step % len(self.slots), : len(index)]
         try:
-            for own, out in zip(index.split(together), images.split(together), strict=True):
+            for own, out in zip(torch.split(index, together), torch.split(images, together), strict=True):
                 self._open(own, out, epoch)
         except PskdError as error:
             return str(error)
