@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import mmap
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,10 +49,32 @@ def empty(shape: Sequence[int], device: torch.device) -> Tensor:
     What has more than 32 MB is new to the process each time, and with pages of 4 kB half of the time that it takes to
     write a batch of photos would be spent on handing them out.
     """
-    size = 4 * math.prod(shape)
-    if device.type != "cpu" or size <= 2**25 or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(tuple(shape), device=device)
+    return Reused().empty(shape, device)
+
+
+class Reused:
+    """Memory of large tensors on a CPU, which is used again when nothing refers to a tensor any more.
+
+    Pages that are new to a process are cleared first, which takes half as long as to write a batch of photos.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[mmap.mmap] = []
+
+    def empty(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        """As the function of this name."""
+        size = 4 * math.prod(shape)
+        if device.type != "cpu" or size <= 2**25 or not hasattr(mmap, "MADV_HUGEPAGE"):
+            return torch.empty(tuple(shape), device=device)
+        self._free[:] = [memory for memory in self._free if len(memory) == size]
+        memory = self._free.pop() if self._free else _large_pages(size)
+        lease = memoryview(memory)  # what the tensor holds
+        weakref.finalize(lease, self._free.append, memory).atexit = False
+        return torch.frombuffer(lease, dtype=torch.float32).view(tuple(shape))
+
+
+def _large_pages(size: int) -> mmap.mmap:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a system without them
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.float32).view(tuple(shape))
+    return memory

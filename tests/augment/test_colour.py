@@ -46,6 +46,18 @@ def test_jitter_without_clamping_is_three_blends():
     assert clamped.max() <= 255
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("clamp", [True, False])
+def test_large_images_are_changed_one_by_one_to_the_same_bits(monkeypatch, channels: int, clamp: bool):
+    images, uniform = torch.rand(24, channels, 19, 23) * 255, torch.rand(24, 4)
+    together = colour.jitter(images, uniform, 0.7, clamp)
+    monkeypatch.setattr(colour, "ALONE", 19 * 23)
+    assert torch.equal(colour.jitter(images, uniform, 0.7, clamp), together)
+    parts = colour.Jitter(uniform, 0.7, clamp)
+    for part in (slice(20, 24), slice(0, 20)):
+        assert torch.equal(parts(images[part].clone(), part), together[part])
+
+
 def test_jitter_of_no_strength_changes_nothing():
     images = torch.randint(0, 256, (5, 3, 4, 4)).float()
     assert torch.allclose(colour.jitter(images, torch.rand(5, 4), 0.0), images)
@@ -69,5 +81,5 @@ def test_lighting_has_the_covariance_of_the_principal_colours():
 
 def test_lighting_shifts_all_pixels_of_an_image_alike():
     images = torch.rand(3, 3, 4, 5) * 255
-    shift = colour.lighting(images, torch.rand(3, 6), 0.1) - images
+    shift = colour.lighting(images.clone(), torch.rand(3, 6), 0.1) - images
     assert torch.allclose(shift, shift[:, :, :1, :1].expand_as(shift), atol=1e-3)

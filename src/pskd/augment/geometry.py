@@ -19,6 +19,8 @@ PART = 224 / 256  # of either side, that a random crop without another shape tak
 
 def mirror(images: Tensor, flip: Tensor) -> Tensor:
     """The images (B, C, H, W), from right to left where ``flip`` (B,) is true."""
+    if len(images) == 1 and images.device.type == "cpu":  # an accelerator would have to be waited for
+        return images.flip(3) if flip.item() else images
     both = torch.cat((images, images.flip(3)))
     # Copies whole images; `torch.where` picks byte by byte and takes three times as long.
     return both.index_select(0, torch.arange(len(images), device=images.device) + len(images) * flip)

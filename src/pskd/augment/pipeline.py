@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -65,27 +66,42 @@ class Augment:
         if self.auto == "trivial":
             import pskd.augment.trivial  # noqa: F401  # here, or each worker would import torchvision in each epoch
 
-    def open(self, pictures: Sequence[Picture], index: Tensor, *, seed: int, epoch: int) -> Tensor:
+    def open(
+        self, pictures: Sequence[Picture], index: Tensor, *, seed: int, epoch: int, out: Tensor | None = None
+    ) -> Tensor:
         """The pixels of some images: a random box of each for the crops that are resized, else the central view.
 
         Boxes are cut out of the full resolution, so this part is done where files are decoded.
 
         Args:
             index: (B,) int64, the samples' numbers.
+            out: where to write them.
 
         Returns:
             (B, C, H, W) uint8 of the view's size; call the object on them with ``opened=True``.
         """
+        if out is None:
+            out = torch.empty(len(pictures), self.view.channels, *self.view.size, dtype=torch.uint8)
         if self.crop in BOXES:
             height, width = torch.tensor([picture.size for picture in pictures]).unbind(1)
             boxes = self._boxes(height, width, index, seed, epoch).tolist()
-            opened = [picture.cut(tuple(box)) for picture, box in zip(pictures, boxes, strict=True)]
+            for place, picture, box in zip(out, pictures, boxes, strict=True):
+                place.copy_(picture.cut(tuple(box)))
         else:
-            opened = [picture.seen() for picture in pictures]
-        pixels = torch.stack(opened)
-        return _trivially(pixels, index, seed, epoch) if self.auto == "trivial" else pixels
+            for place, picture in zip(out, pictures, strict=True):
+                place.copy_(picture.seen())
+        return out.copy_(_trivially(out, index, seed, epoch)) if self.auto == "trivial" else out
 
-    def __call__(self, images: Tensor, index: Tensor, *, seed: int, epoch: int, opened: bool = False) -> Tensor:
+    def __call__(
+        self,
+        images: Tensor,
+        index: Tensor,
+        *,
+        seed: int,
+        epoch: int,
+        opened: bool = False,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """Augment and normalise a batch on the device where it is.
 
         Args:
@@ -93,26 +109,30 @@ class Augment:
             index: (B,) int64, the samples' numbers in their data set.
             opened: the images come from ``open``, which has already taken the box of a crop that is resized, and
                 has made the change of ``auto``.
+            out: where to write the result, of the images' shape.
 
         Returns:
             (B, C, H, W) float32, normalised.
         """
-        drawn = {
-            name: uniform(index, seed=seed, epoch=epoch, stream=name, draws=draws)
-            for name, draws, wanted in (("place", 3, True), ("jitter", 4, self.jitter), ("lighting", 6, self.lighting))
-            if wanted
-        }
-        inputs = empty(images.shape, images.device)
+        numbers = partial(uniform, index, seed=seed, epoch=epoch)
+        places = numbers(stream="place", draws=3)
+        jitter = colour.Jitter(numbers(stream="jitter", draws=4), self.jitter, self.clamp) if self.jitter else None
+        light = numbers(stream="lighting", draws=6) if self.lighting else None
+        inputs = empty(images.shape, images.device) if out is None else out
         for part in cached_parts(images):
-            numbers = {name: values[part] for name, values in drawn.items()}
-            self._augment(images[part], index[part], seed, epoch, opened, numbers, inputs[part])
+            own, out = index[part], inputs[part]
+            out.copy_(self._placed(images[part], own, places[part], seed, epoch, opened))
+            if jitter is not None:
+                jitter(out, part)
+            if light is not None:
+                colour.lighting(out, light[part], self.lighting)
+            self.view.standardize(out)
+            if self.erase:
+                erase(out, own, seed=seed, epoch=epoch, probability=self.erase)
         return inputs
 
-    def _augment(
-        self, images: Tensor, index: Tensor, seed: int, epoch: int, opened: bool, drawn: dict[str, Tensor], out: Tensor
-    ) -> None:
-        """Write what becomes of some images with their random numbers ``drawn`` to ``out``."""
-        places = drawn["place"]
+    def _placed(self, images: Tensor, index: Tensor, places: Tensor, seed: int, epoch: int, opened: bool) -> Tensor:
+        """Some images, cropped and mirrored, with the change of ``auto``."""
         if self.crop in BOXES and not opened:
             images = geometry.resized_crop(images, self._boxes(images.shape[2], images.shape[3], index, seed, epoch))
         if self.crop == "pad" and self.pad:
@@ -123,13 +143,7 @@ class Augment:
         if self.auto == "trivial" and not opened:
             whole = images.round().to(torch.uint8) if images.is_floating_point() else images
             images = _trivially(whole, index, seed, epoch)
-        if self.jitter:
-            images = colour.jitter(images.float(), drawn["jitter"], self.jitter, self.clamp)
-        if self.lighting:
-            images = colour.lighting(images.float(), drawn["lighting"], self.lighting)
-        self.view.normalize(images, out)
-        if self.erase:
-            erase(out, index, seed=seed, epoch=epoch, probability=self.erase)
+        return images
 
     def _boxes(self, height: int | Tensor, width: int | Tensor, index: Tensor, seed: int, epoch: int) -> Tensor:
         numbers = uniform(index, seed=seed, epoch=epoch, stream="box", draws=2 * geometry.ATTEMPTS + 2)

@@ -14,9 +14,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from pskd.data.image_data import ImageData
+from pskd.data.loading import shield_from_signals
 from pskd.data.pictures import FromSource, Resizing
 from pskd.data.prepared import Preparation, Prepared
-from pskd.data.splits import InMemory, Opened, Split, shield_from_signals
+from pskd.data.splits import InMemory, Opened, Split
 from pskd.data.store import Entries, Store, check_space
 from pskd.data.view import View
 from pskd.errors import PskdError

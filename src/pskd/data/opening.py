@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from pskd.data.folder import readable_suffixes
 from pskd.data.items import source_of
+from pskd.data.loading import shield_from_signals
 from pskd.data.reason import reason
-from pskd.data.splits import shield_from_signals
 from pskd.data.view import View
 from pskd.errors import PskdError
 

@@ -97,6 +97,9 @@ class Prepared(Opened):
     places: np.ndarray | None = None
 
     def __post_init__(self) -> None:
+        if self.places is not None and (self.places >= 0).all():
+            object.__setattr__(self, "together", 256)  # nothing is decoded
+        object.__setattr__(self, "lasting", self.inner.lasting)
         object.__setattr__(self, "labels", self.inner.labels)
         object.__setattr__(self, "view", self.inner.view)
 

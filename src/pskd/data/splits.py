@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
+from pskd.data.loading import Augment, opened
 from pskd.data.pictures import FromSource, Picture
 from pskd.data.view import Source, View, shorter_side
 from pskd.errors import PskdError
-
-TOGETHER = 8  # images whose crops are drawn together: as many may be in memory whole
-
-
-class Augment(Protocol):
-    """What happens to training images: a pure function of (seed, epoch, sample); see ``pskd.augment``."""
-
-    def open(self, pictures: Sequence[Picture], index: Tensor, *, seed: int, epoch: int) -> Tensor: ...
-
-    def __call__(self, images: Tensor, index: Tensor, *, seed: int, epoch: int, opened: bool = False) -> Tensor: ...
+from pskd.tensors import Reused
 
 
 class Batch(NamedTuple):
@@ -103,6 +93,8 @@ class Opened(ABC):
 
     labels: Tensor  # (N,) int64
     view: View  # what evaluation sees of an image
+    together = 8  # images whose crops are drawn together: as many may be in memory whole
+    lasting = False  # workers may stay from one epoch to the next: no code of a user runs in them that could tell
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -147,26 +139,19 @@ class Opened(ABC):
         ``workers`` processes decode files ahead of the training; 0 decodes them here. The batches are the same.
         """
         device = torch.device(device)
-        loader = DataLoader(
-            _Decoder(self, plan, augment, seed, epoch),
-            batch_size=None,
-            num_workers=min(workers, len(plan)),
-            pin_memory=device.type == "cuda",
-            worker_init_fn=shield_from_signals,
-            # Without its own generator each loader would take a number from torch's global one, and a run that was
-            # resumed within an epoch would go on with other random numbers than an undisturbed one.
-            generator=torch.Generator(),
-        )
-        for index, images in zip(plan, loader, strict=True):
-            if isinstance(images, str):
-                raise PskdError(images)
+        memory, pinned = Reused(), device.type == "cuda"
+
+        def batch(index: Tensor, images: Tensor) -> Batch:
             labels = self.labels[index].to(device, non_blocking=True)
-            index, images = index.to(device, non_blocking=True), images.to(device, non_blocking=True)
+            # What is not pinned is written again by the workers, and has to have arrived before.
+            index, images = index.to(device, non_blocking=True), images.to(device, non_blocking=pinned)
+            out = memory.empty(images.shape, device)
             if augment:
-                inputs = augment(images, index, seed=seed, epoch=epoch, opened=True)
-            else:
-                inputs = self.view.normalize(images)
-            yield Batch(inputs, labels, index)
+                return Batch(augment(images, index, seed=seed, epoch=epoch, opened=True, out=out), labels, index)
+            return Batch(self.view.normalize(images, out), labels, index)
+
+        made = opened(self, plan, augment, seed=seed, epoch=epoch, workers=workers, pinned=pinned)
+        yield from map(batch, plan, made)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +169,7 @@ class OnDisk(Opened):
     labels: Tensor
     root: Path
     view: View
+    lasting = True
 
     @cached_property
     def fingerprint(self) -> str:
@@ -221,42 +207,3 @@ def typical_side(split: Split, looked_at: int = 9) -> int | None:
     places = torch.linspace(0, len(split) - 1, min(looked_at, len(split))).long().tolist()
     sides = sorted(side for place in places if (side := shorter_side(split.source(place))) is not None)
     return sides[len(sides) // 2] if sides else None
-
-
-@dataclass(frozen=True)
-class _Decoder(Dataset[Tensor | str]):
-    """Item i is the i-th batch of the plan: (B, C, H, W) uint8, or what is wrong with one of its files.
-
-    An exception of a worker process would arrive with the worker's traceback in its message; a string arrives as it is.
-    """
-
-    split: Opened
-    plan: Sequence[Tensor]
-    augment: Augment | None
-    seed: int
-    epoch: int
-
-    def __len__(self) -> int:
-        return len(self.plan)
-
-    def __getitem__(self, step: int) -> Tensor | str:
-        try:
-            return torch.cat([self._opened(index) for index in torch.split(self.plan[step], TOGETHER)])
-        except PskdError as error:
-            return str(error)
-
-    def _opened(self, index: Tensor) -> Tensor:
-        if self.augment is None:
-            return torch.stack([self.split.pixels(place) for place in index.tolist()])
-        pictures = [self.split.picture(place) for place in index.tolist()]
-        return self.augment.open(pictures, index, seed=self.seed, epoch=self.epoch)
-
-
-def shield_from_signals(_worker: int) -> None:
-    """Ctrl-C and a job's end are sent to the whole process group: only the main process shall answer them.
-
-    It still needs its workers for the step it finishes before it saves, and ends them itself; they notice when it dies.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(os, "setpgrp"):
-        os.setpgrp()

@@ -81,13 +81,17 @@ class View:
 
         ``out``: where to write it, of the images' shape.
         """
-        factor = constant(tuple(1 / (255 * std) for std in self.std), torch.float32, images.device)
-        shift = tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
-        by_channel = constant(shift, torch.float32, images.device).view(-1, 1, 1)
         inputs = empty(images.shape, images.device) if out is None else out
         for part in cached_parts(images):
-            inputs[part].copy_(images[part]).mul_(factor.view(-1, 1, 1)).add_(by_channel)
+            self.standardize(inputs[part].copy_(images[part]))
         return inputs
+
+    def standardize(self, images: Tensor) -> Tensor:
+        """Normalise float32 pixels in 0..255 (B, C, H, W); **changes ``images``** and returns it."""
+        factor = constant(tuple(1 / (255 * std) for std in self.std), torch.float32, images.device)
+        shift = tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
+        by_channel = constant(shift, torch.float32, images.device)
+        return images.mul_(factor.view(-1, 1, 1)).add_(by_channel.view(-1, 1, 1))
 
 
 def centred(image: Image.Image, size: tuple[int, int], resize: int | None) -> Image.Image:
@@ -180,5 +184,5 @@ def converted(image: Image.Image, channels: int) -> Image.Image:
 
 def pixels(image: Image.Image) -> Tensor:
     """A grey or RGB image as uint8 (C, H, W)."""
-    values = torch.from_numpy(np.array(image))
-    return values[None] if values.ndim == 2 else values.permute(2, 0, 1).contiguous()
+    # Band by band is a third faster than all bytes at once and then in another order.
+    return torch.from_numpy(np.stack([np.asarray(band) for band in image.split()]))

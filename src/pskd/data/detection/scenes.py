@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pskd.data.splits import shield_from_signals
+from pskd.data.loading import shield_from_signals
 from pskd.data.view import decode, pixels
 from pskd.errors import PskdError
 
@@ -120,7 +120,7 @@ class Scenes:
 
 @dataclass(frozen=True)
 class _Opener(Dataset[list[Scene] | str]):
-    """Item i is the i-th batch of the plan, or what is wrong with one of its files: see ``splits._Decoder``."""
+    """Item i is the i-th batch of the plan, or what is wrong with one of its files: see ``loading._Opening``."""
 
     scenes: Scenes
     plan: Sequence[Tensor]
