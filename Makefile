@@ -53,7 +53,7 @@ oldest:  ## the lower bounds of pyproject.toml in an environment of their own, a
 	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct \
 		-r pyproject.toml --extra workbench --extra test
 	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --no-deps --editable .
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n $(WORKERS) -p no:warnings -m "not slow" $(CORE_TESTS)
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n $(WORKERS) -m "not slow" $(CORE_TESTS)
 
 clean:  ## remove the environments, what was built, and caches
 	rm -rf $(VENV) $(OLDEST) build dist .mypy_cache .ruff_cache .pytest_cache

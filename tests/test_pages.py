@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -56,6 +57,24 @@ def test_every_block_has_a_test() -> None:
     for (page, _), test in RUN_BY.items():
         text = (ROOT / "tests" / test).read_text()
         assert Path(page).name in text or test == "integrations/test_timm.py"
+
+
+def test_no_block_and_no_line_is_passed_over() -> None:
+    """Every fence begins or ends a block that is found, and what is not ours in a shell's block is known here."""
+    for page in PAGES:
+        fences = [line for line in (ROOT / page).read_text().splitlines() if line.lstrip().startswith(("```", "~~~"))]
+        assert len(fences) == 2 * len(blocks(page)), page
+    lines = [line for page in PAGES for text in texts(page, "bash") for line in text.splitlines()]
+    words = [shlex.split(line, comments=True) for line in lines]
+    assert {first for first, *_ in filter(None, words)} == {
+        "pskd",
+        "make",  # test_demo.py, and this very run
+        "pip",  # extras are looked up below
+        "python",  # test_deploy.py asks the server in the place of curl
+        "curl",
+        "torchrun",  # test_two_processes
+        "export",  # study/test_queue.py has a database server of its own
+    }
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])

@@ -50,7 +50,7 @@ class SoftCrossEntropy(torch.autograd.Function):
             if not ctx.masks:
                 return loss
         else:
-            ctx.masks = bool(pairs) or floor is not None
+            ctx.masks = len(pairs) > 0 or floor is not None
             if not ctx.masks and classes is not None and coefficients is not None:
                 terms = weighted(log_p, weight).gather(1, classes) * coefficients
                 return -class_sum(terms.masked_fill(coefficients == 0, 0))
@@ -67,7 +67,7 @@ class SoftCrossEntropy(torch.autograd.Function):
         pairs = _pairs(dense)
         masked = _masked(logits) if ctx.masks else None
         if masked is not None:
-            pairs = [pair._replace(values=pair.values.masked_fill(masked, 0)) for pair in pairs]
+            pairs = [Scaled(values.masked_fill(masked, 0), scale) for values, scale in pairs]
         mass = [scale * weighted(values, weight).sum(1, dtype=p.dtype) for values, scale in pairs]
         if classes is not None:
             if weight is not None:

@@ -11,7 +11,7 @@ the (B, d1, ...) places that have a label.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -81,13 +81,13 @@ class SoftTarget(NamedTuple):
         """``(1 - alpha) * q + alpha * past``; where no past is known, q stays."""
         target, trust = self._reduced(_spread(alpha, self.share) if past.known is None else self._known(past, alpha))
         if past.classes is None:
-            return target._replace(dense=(*target.dense, Scaled(past.values, trust)))
+            return target._with(dense=(*target.dense, Scaled(past.values, trust)))
         kept, rest = _top_k_shares(past.values.to(trust.dtype), self.num_classes)
         classes, coefficients = past.classes.long(), (kept - rest[:, None]) * trust[:, None]
         if target.classes is not None and target.coefficients is not None:
             classes = torch.cat((target.classes, classes), 1)
             coefficients = torch.cat((target.coefficients, coefficients), 1)
-        return target._replace(classes=classes, coefficients=coefficients, floor=rest * trust)
+        return target._with(classes=classes, coefficients=coefficients, floor=rest * trust)
 
     def agreement(self, past: Past) -> Tensor:
         """``<q, past>``, (B, ...): what the past gave to the labels q; 0 where they are ignored."""
@@ -107,7 +107,7 @@ class SoftTarget(NamedTuple):
     def smoothed(self, epsilon: float | Tensor) -> SoftTarget:
         """``(1 - epsilon) * q + epsilon / K``."""
         target, taken = self._reduced(_spread(epsilon, self.share))
-        return target._replace(floor=taken * (1 / self.num_classes))
+        return target._with(floor=taken * (1 / self.num_classes))
 
     def emphasised(self, weight: Tensor) -> SoftTarget:
         """Every label's mass times the weight of its class, for labels q that were made with these weights (K).
@@ -117,8 +117,12 @@ class SoftTarget(NamedTuple):
         if self.coefficients is None or self.classes is None:
             (label,) = self.dense
             values = weighted(label.values, weight)
-            return self._replace(share=values.sum(1), dense=(label._replace(values=values),))
-        return self._replace(coefficients=self.coefficients * weight.to(self.coefficients.dtype)[self.classes])
+            return self._with(share=values.sum(1), dense=(Scaled(values, label.scale),))
+        return self._with(coefficients=self.coefficients * weight.to(self.coefficients.dtype)[self.classes])
+
+    def _with(self, **changes: Any) -> SoftTarget:
+        """What ``_replace`` does, which torch 2.6 cannot compile."""
+        return SoftTarget(**{**dict(zip(SoftTarget._fields, self, strict=True)), **changes})
 
     def _known(self, past: Past, alpha: float | Tensor) -> Tensor:
         """alpha where a past prediction is known and 0 elsewhere, (B, d1, ...)."""
@@ -130,9 +134,9 @@ class SoftTarget(NamedTuple):
         """``(1 - part) * q`` for labels q, and the mass (B, ...) that this takes from them: nothing where ignored."""
         if self.coefficients is None:
             (label,) = self.dense
-            return self._replace(dense=(label._replace(scale=1 - part),)), part * self.share
+            return self._with(dense=(Scaled(label.values, 1 - part),)), part * self.share
         taken = self.coefficients * part[:, None]
-        return self._replace(coefficients=self.coefficients - taken), class_sum(taken)
+        return self._with(coefficients=self.coefficients - taken), class_sum(taken)
 
 
 def soft_cross_entropy(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from matplotlib.figure import Figure as Canvas
 
 from pskd.report.figure import Palette
-from pskd.report.figures import figures
+from pskd.report.figures import figures, reliability
 from pskd.report.training import curves
-from pskd.study.results import Collection, Row
+from pskd.study.results import Collection, Row, Scores
 
 
 def row(name: str, *records: dict[str, Any]) -> Row:
@@ -31,7 +32,7 @@ def test_parts_of_the_loss_are_curves_where_there_are_several() -> None:
     one = {"train_loss": 0.31, "loss_parts": {"cross_entropy": 0.31}}
     assert drawn(row("ce", one, one)) == {"curve-train-loss": "Training loss over the epochs"}
     found = drawn(row("ce", one, one), row("mine", both, both))
-    assert found["curve-loss-parts-distillation"] == "Training loss: distillation over the epochs"
+    assert found["curve-loss-parts-distillation"] == "Training loss: distillation over the epochs: mine"
     assert "curve-loss-parts-cross-entropy" in found
 
 
@@ -41,9 +42,33 @@ def test_a_curve_has_two_epochs_and_the_split_that_it_says() -> None:
     val, test = ({"train_loss": 1.0, split: {"ece": 4.0}} for split in ("val", "test"))
     assert drawn(row("ce", val, val), row("mine", test, test)) == {
         "curve-train-loss": "Training loss over the epochs",
-        "curve-val-ece": "Val ECE (%) over the epochs",
-        "curve-test-ece": "Test ECE (%) over the epochs",
+        "curve-val-ece": "Val ECE (%) over the epochs: ce",
+        "curve-test-ece": "Test ECE (%) over the epochs: mine",
     }
+
+
+def test_a_line_alone_is_named_and_what_is_cut_off_is_said() -> None:
+    plain = [{"train_loss": loss} for loss in (9.0, 1.0, 0.9, 0.8, 0.7)]
+    taught = [{"alpha_t": 0.1 * place, **record} for place, record in enumerate(plain)]
+    rows = [row("ce", *plain), row("mine", *taught)]
+    found = {figure.name: figure for figure in curves(rows, "CIFAR", "", Palette([each.short for each in rows]))}
+    assert found["curve-alpha-t"].title == "Alpha over the epochs: CIFAR · mine"
+    assert found["curve-train-loss"].title == "Training loss over the epochs: CIFAR"
+    assert found["curve-train-loss"].caption == "The first epochs are off the scale."
+    assert found["curve-alpha-t"].caption == ""
+
+
+def test_bins_of_few_samples_are_pale_and_show_no_gap() -> None:
+    sure, right = torch.tensor([0.95] * 20 + [0.55]), torch.tensor([True] * 19 + [False, True])
+    run: Any = SimpleNamespace(scores=Scores(sure, right), metrics={"ece": 2.0})
+    run.config = SimpleNamespace(method=SimpleNamespace(name="ce"), eval=SimpleNamespace(ece_bins=10))
+    (figure,) = reliability([Row({"method": "ce"}, [run])], "", "", Palette(["ce"]))
+    axes = Canvas().add_subplot()
+    figure.draw(axes)
+    bars, gaps = (container.patches for container in axes.containers)
+    assert [bar.get_alpha() for bar in bars] == [0.2, 0.65]
+    assert [round(gap.get_x(), 1) for gap in gaps] == [0.9]
+    assert [text.get_text() for text in axes.texts] == ["1", "20"]
 
 
 def test_an_axis_of_epochs_has_whole_numbers() -> None:

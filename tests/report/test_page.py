@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -133,6 +134,7 @@ def test_what_the_page_opens_with(browser: Browser, page: Path) -> None:
     opening = " ".join(browser.run("document.querySelector('.finding p').textContent").split())
     label = '<script>alert("x")</script> & "CE"'
     assert opening.startswith(f"PS-KD against plain cross-entropy ({label}), little.npz, 60 images, 3 seeds:")
+    assert opening.count("(") == opening.count(")")
     links = "[...document.querySelectorAll('nav a')].filter(a => !document.getElementById(a.hash.slice(1)))"
     assert browser.run(f"{links}.length") == 0
     assert browser.run("document.querySelectorAll('nav a').length") > 8
@@ -176,6 +178,51 @@ def test_a_phone_has_a_fixed_first_column_and_the_rest_behind_a_tap(browser: Bro
     browser.run("document.querySelector('.tools .more').click()")
     assert browser.run(shown) == everything
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_phone_shows_the_four_main_numbers_at_once(browser: Browser, page: Path) -> None:
+    """With each deviation below its mean; on a wide screen it stands beside it."""
+    cells = "[...document.querySelector('table').tBodies[0].rows[1].cells].filter(e => e.offsetWidth)"
+    below = "document.querySelector('.spread').offsetTop > 12"  # in its cell
+    browser.open(page, 390)
+    assert browser.run(f"{cells}.length") == 5
+    assert browser.run(f"{cells}.slice(1).reduce((sum, cell) => sum + cell.offsetWidth, 0)") < 330
+    assert browser.run(below)
+    browser.open(page, 1440)
+    assert not browser.run(below)
+
+
+def test_lines_are_told_apart_without_colour(browser: Browser, page: Path) -> None:
+    """Those of a figure have markers of different shapes, in its legend too."""
+    browser.open(page, 1440)
+    shapes = """[...document.querySelectorAll('svg[data-hover*=line-]')].map(svg =>
+        [...svg.querySelectorAll('[id*=line-]')].map(line => line.querySelector('defs path')?.getAttribute('d')))"""
+    found = browser.run(shapes)
+    assert max(map(len, found)) == 2
+    for lines in found:
+        assert None not in lines
+        assert len(set(lines)) == len(lines)
+    legend = "document.querySelector('svg[data-hover*=epoch] [id$=-legend_1]').querySelectorAll('use').length"
+    assert browser.run(legend) == 2
+
+
+def test_a_confusion_matrix_is_clear_where_nothing_is(browser: Browser, page: Path) -> None:
+    """So that it has the page's own colour there, in the dark too."""
+    browser.open(page, 1440)
+    picture = "document.querySelector('svg[data-hover*=cells] image').href.baseVal"
+    clear = f"""new Promise(done => {{
+        const image = new Image(), canvas = document.createElement('canvas').getContext('2d');
+        image.onload = () => {{
+            Object.assign(canvas.canvas, {{width: image.width, height: image.height}});
+            canvas.drawImage(image, 0, 0);
+            const pixels = canvas.getImageData(0, 0, image.width, image.height).data;
+            done([...pixels].filter((_, place) => place % 4 === 3));
+        }};
+        image.src = {picture};
+    }})"""
+    about = json.loads(browser.run("document.querySelector('svg[data-hover*=cells]').dataset.hover"))
+    shares = [(count / sum(line)) ** 0.5 for line in about["cells"]["values"] for count in line]
+    assert set(browser.run(clear)) == {int(255 * share) for share in shares}
 
 
 def test_intervals_come_on_demand(browser: Browser, page: Path) -> None:

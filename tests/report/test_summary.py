@@ -80,6 +80,8 @@ def test_significance_is_a_paired_test_with_correction_for_the_number_of_rows() 
     assert table.change("top1_error", entry) == "↓ better"
     assert table.interval("top1_error", entry) == "-5.35 to -4.85"
     assert "**16.90 ± 1.95**†" in table.markdown()
+    assert table.markdown().endswith("\n\n† better.\n")
+    assert not any("†" in note for note in table.notes)  # the page says it in words
     # Alone at p = 0.036, but not among three.
     close = [value + difference for value, difference in zip(plain, (-1.0, -1.5, -1.2), strict=True)]
     chance = paired_chance([-1.0, -1.5, -1.2])

@@ -112,15 +112,15 @@ class Snapshot(Memory):
         with torch.no_grad():
             if isinstance(inputs, Mapping):
                 output = self._copy(**inputs)
-            elif isinstance(inputs, tuple | list):
+            elif isinstance(inputs, (tuple, list)):  # torch 2.6 cannot compile a union of types
                 output = self._copy(*inputs)
             else:
                 output = self._copy(inputs)
         if self.logits_of is not None:
             return self.logits_of(output)
-        if not isinstance(output, Tensor | LinearHead):
+        if not isinstance(output, (Tensor, LinearHead)):
             found, output = type(output).__name__, getattr(output, "logits", None)
-            if not isinstance(output, Tensor | LinearHead):
+            if not isinstance(output, (Tensor, LinearHead)):
                 raise PskdError(
                     f"model: a snapshot's returns logits, or an object that has them as .logits, not {found}"
                 )

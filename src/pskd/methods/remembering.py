@@ -211,7 +211,7 @@ def fitted(past: Past, logits: Tensor, take: Tensor | None) -> Past:
     """The past on the device of the logits, known only where ``take`` is true."""
     past = past.to(logits.device)
     if take is not None:
-        past = past._replace(known=take if past.known is None else take & past.known)
+        past = Past(past.values, past.classes, take if past.known is None else take & past.known)
     check_past(logits, past)
     return past
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from pskd.metrics.details import confusion_matrix, most_confused
-from pskd.report.figure import Figure, Palette, titled
+from pskd.report.figure import COLOURS, Figure, Palette, titled
 from pskd.report.samples import readable
 from pskd.study.results import Row
 
@@ -25,13 +26,19 @@ def confusions(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -
         matrix, classes = found
 
         def draw(axes: Any, matrix: Tensor = matrix, classes: Sequence[str] = classes) -> dict[str, Any]:
-            share = 100 * matrix.double() / matrix.sum(1, keepdim=True).clamp_min(1)
-            axes.imshow(share.numpy(), cmap="Blues", vmin=0, vmax=100, interpolation="nearest", aspect="auto")
+            from matplotlib.colors import to_rgb
+
+            share = (matrix.double() / matrix.sum(1, keepdim=True).clamp_min(1)).numpy()
+            squares = np.empty((*share.shape, 4))
+            squares[..., :3] = to_rgb(COLOURS[5])
+            squares[..., 3] = np.sqrt(share)  # so that a mistake in a hundred can be seen; clear on any page
+            axes.imshow(squares, interpolation="nearest", aspect="auto")
             axes.set(xlabel="taken for", ylabel="class")
             if len(classes) <= NAMED:
                 short = [name if len(name) <= NAME else f"{name[: NAME - 1]}…" for name in classes]
-                axes.set_xticks(range(len(classes)), short, rotation=90, fontsize=6, parse_math=False)
-                axes.set_yticks(range(len(classes)), short, fontsize=6, parse_math=False)
+                turned = 90 if max(map(len, short)) > 2 else 0
+                axes.set_xticks(range(len(classes)), short, rotation=turned, fontsize=7, parse_math=False)
+                axes.set_yticks(range(len(classes)), short, fontsize=7, parse_math=False)
             said = len(classes) <= NAMED
             return {"cells": {"names": list(classes), "values": matrix.tolist()}} if said else {}
 

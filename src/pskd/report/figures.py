@@ -86,7 +86,7 @@ def calibration(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) 
             kept = counts >= LEAST
             x, y, counts = bins.confidence.numpy()[kept], bins.accuracy.numpy()[kept], counts[kept]
             style = palette(row.short)
-            (line,) = axes.plot(x, y, label=row.short, color=style["color"], linewidth=1.2)
+            (line,) = axes.plot(x, y, label=row.short, linewidth=1.2, **(style | {"markersize": 2.4}))
             line.notes = [f"{count:,.0f} samples" for count in counts]
             sizes = 6 + 90 * counts / max(1, len(scores.correct) / len(row.runs))
             axes.scatter(x, y, sizes, color=style["color"], marker=style["marker"], zorder=3, linewidths=0)
@@ -120,8 +120,7 @@ def risk_coverage(rows: Sequence[Row], frame: str, suffix: str, palette: Palette
             curve = functional.risk_coverage_curve_from(*scores)
             highest = max(highest, float(curve.risk[curve.coverage >= FEW].max()))
             take = torch.linspace(0, len(curve.risk) - 1, min(POINTS, len(curve.risk))).long()
-            style = palette(row.short) | {"marker": None}
-            axes.plot(curve.coverage[take], 100 * curve.risk[take], label=row.short, **style)
+            axes.plot(curve.coverage[take], 100 * curve.risk[take], label=row.short, **palette.line(row.short))
         axes.set(xlabel="coverage", ylabel="error of what is covered (%)", xlim=(0, 1.01), ylim=(0, 105 * highest))
 
     alt = f"Error rate among the most confident samples, over their share. AURC x 1000: {_means(rows, 'aurc')}."
@@ -139,12 +138,16 @@ def reliability(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) 
         bins = functional.reliability_bins_from(*scores, row.runs[0].config.eval.ece_bins)
 
         def draw(axes: Any, bins: functional.ReliabilityBins = bins, row: Row = row) -> None:
+            from matplotlib.patches import Rectangle
+
             edges, counts, confidence, accuracy = (part.numpy() for part in bins)
             filled, width = counts > 0, edges[1]
             left, right, sure = edges[:-1][filled], accuracy[filled], confidence[filled]
-            low, high = np.minimum(right, sure), np.maximum(right, sure)
+            telling = counts[filled] >= LEAST * len(row.runs)
+            low, high = np.minimum(right, sure), np.where(telling, np.maximum(right, sure), right)
             colour = palette(row.short)["color"]
-            bars = axes.bar(left, right, 0.94 * width, align="edge", color=colour, alpha=0.65, label="accuracy")
+            axes.add_patch(Rectangle((0, 0), 0, 0, color=colour, alpha=0.65, label="accuracy"))
+            bars = axes.bar(left, right, 0.94 * width, align="edge", color=colour)
             gap = {
                 "facecolor": "none",
                 "hatch": "////",
@@ -152,9 +155,11 @@ def reliability(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) 
                 "linewidth": 0.4,
                 "label": "gap to confidence",
             }
-            axes.bar(left, high - low, 0.94 * width, low, align="edge", **gap)
+            axes.bar(left[telling], (high - low)[telling], 0.94 * width, low[telling], align="edge", **gap)
             axes.plot([0, 1], [0, 1], "--", color=INK, alpha=0.5, linewidth=1)
-            for bar, right_share, confident, count in zip(bars, right, sure, counts[filled], strict=True):
+            shown = zip(bars, telling, right, sure, counts[filled], strict=True)
+            for bar, tells, right_share, confident, count in shown:
+                bar.set_alpha(0.65 if tells else 0.2)
                 bar.set_gid(f"{SAID}{count:,} samples: confidence {confident:.3f}, accuracy {right_share:.3f}")
             for x, top, count in zip(left, high, counts[filled], strict=True) if len(counts) <= NUMBERED else ():
                 axes.text(x + width / 2, top + 0.015, _short(count), ha="center", va="bottom", fontsize=5.5)
@@ -204,7 +209,8 @@ def per_class_ap(rows: Sequence[Row], frame: str, suffix: str, palette: Palette)
 
     alt = f"Average precision of each of {len(classes)} classes for {', '.join(tables)}."
     size = (4.6, 1.2 + 0.12 * len(classes) * (1 + len(tables)))
-    yield Figure("per_class_ap", f"per-class-ap{suffix}", titled("AP by class", frame), alt, draw, size)
+    title, caption = titled("AP by class", frame), "At IoU 0.5, mean over seeds."
+    yield Figure("per_class_ap", f"per-class-ap{suffix}", title, alt, draw, size, caption)
 
 
 def ablation(collection: Collection) -> Iterator[Figure]:

@@ -49,8 +49,8 @@ EXPLAINED = {
     " method gives to their true class and to its own favourite while it learns.",
     "Gradient rescaling": "PS-KD takes smaller steps on samples that its past predictions already knew: a factor of 1"
     " is plain training, 0 learns nothing from a sample.",
-    "Reliability diagrams": "How often a method is right where it says how sure it is; hatched is what it is too sure,"
-    " or not sure enough.",
+    "Reliability diagrams": "How often a method is right where it says how sure it is. Hatched: by how much it is too"
+    " sure, or not sure enough. Pale: too few samples to say anything.",
 }
 DIAGRAMS = 15  # pictures of a single row that a page shows of a collection
 

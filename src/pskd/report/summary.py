@@ -79,10 +79,11 @@ class Table:
 
     def shown(self, metric: str, entry: Entry | None) -> str:
         """`20.82 ± 0.11`"""
-        if entry is None:
-            return "-"
-        spread = "" if entry.deviation is None else f" ± {self.text(metric, entry.deviation)}"
-        return self.text(metric, entry.mean) + spread
+        return "-" if entry is None else f"{self.text(metric, entry.mean)} {self.spread(metric, entry)}".rstrip()
+
+    def spread(self, metric: str, entry: Entry) -> str:
+        """`± 0.11`"""
+        return "" if entry.deviation is None else f"± {self.text(metric, entry.deviation)}"
 
     def arrow(self, metric: str) -> str:
         """Which way is good."""
@@ -130,17 +131,25 @@ class Table:
 
     def markdown(self) -> str:
         lines = [["", "seeds", *self.header], ["---"] * (len(self.metrics) + 2), *self._lines(MARKDOWN)]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n\n" + "\n\n".join(self.notes) + "\n"
+        notes = [*self.notes, *self._legend]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n\n" + "\n\n".join(notes) + "\n"
 
     def latex(self) -> str:
         header = " & ".join(["", "seeds", *map(_latex_escaped, self.header)])
         rows = "\n".join("    " + " & ".join(line) + r" \\" for line in self._lines(LATEX))
-        notes = "".join(f"% {note}\n" for note in self.notes)
+        notes = "".join(f"% {note}\n" for note in (*self.notes, *self._legend))
         return (
             f"% {self.title}; needs \\usepackage{{booktabs}}\n{notes}"
             f"\\begin{{tabular}}{{lr{'c' * len(self.metrics)}}}\n    \\toprule\n    {header} \\\\\n    \\midrule\n"
             f"{rows}\n    \\bottomrule\n\\end{{tabular}}\n"
         )
+
+    @property
+    def _legend(self) -> list[str]:
+        """What the marks of verdicts mean; the page says them in words."""
+        said = dict.fromkeys(entry.verdict for line in self._every_line for entry in line.entries if entry)
+        marks = [f"{MARKDOWN.marks[word]} {word}" for word in (BETTER, WORSE, DIFFERENT) if word in said]
+        return [f"{', '.join(marks)}."] if marks else []
 
     def _lines(self, style: Style) -> list[list[str]]:
         lines = []
@@ -326,7 +335,7 @@ def _on_significance(frames: Mapping[str, Sequence[Line]]) -> list[str]:
     baseline = next(iter(names)) if len(names) == 1 else "the group's baseline"
     test = f"paired t-test over seeds, {LEVEL:.0%}, Holm's correction"
     if any(entry.verdict for line in lines for entry in line.entries if entry):
-        notes = [f"Better (†) or worse (‡) than {baseline} where that is said ({test}); all else is not significant."]
+        notes = [f"Better or worse than {baseline} where that is said ({test}); all else is not significant."]
     elif all(line.seeds < ENOUGH_SEEDS for line in lines):
         return [f"Fewer than {ENOUGH_SEEDS} seeds: no difference here is called significant."]
     else:

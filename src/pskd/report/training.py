@@ -26,7 +26,7 @@ def curves(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -> It
 
         def draw(axes: Any, lines: Mapping[str, Any] = lines, title: str = title) -> None:
             for label, (epochs, values) in lines.items():
-                style = palette(label) | {"marker": "." if len(epochs) < 8 else None, "linewidth": 1.2}
+                style = palette.line(label)
                 axes.plot(epochs, values.mean(0), label=label, **style)
                 if len(values) > 1:
                     axes.fill_between(epochs, values.min(0), values.max(0), color=style["color"], alpha=0.15, lw=0)
@@ -35,13 +35,17 @@ def curves(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -> It
 
         last = ", ".join(f"{label} {values.mean(0)[-1]:.4g}" for label, (_, values) in lines.items())
         seeds = max(len(values) for _, values in lines.values())
+        alone = next(iter(lines)) if len(lines) == 1 < len(rows) else ""  # a single line has no legend
         yield Figure(
             "curves",
             f"curve-{slug(name if len(splits) > 1 else name.removeprefix('val.').removeprefix('test.'))}{suffix}",
-            titled(f"{title[0].upper()}{title[1:]} over the epochs", frame),
+            titled(f"{title[0].upper()}{title[1:]} over the epochs", " · ".join(filter(None, (frame, alone)))),
             f"In the last one: {last}.",
             draw,
-            caption=f"Mean of {seeds} seeds; band: lowest to highest." if seeds > 1 else "",
+            caption=" ".join(
+                [f"Mean of {seeds} seeds; band: lowest to highest."] * (seeds > 1)
+                + ["The first epochs are off the scale."] * (_without_the_start(lines) is not None)
+            ),
         )
 
 
@@ -58,7 +62,8 @@ def _recorded(rows: Sequence[Row], splits: Sequence[str]) -> dict[str, str]:
     titles = {"train_loss": "training loss"}
     if any(len(record.get("loss_parts", ())) > 1 for record in records):  # a single part is the whole loss
         parts = dict.fromkeys(part for record in records for part in record.get("loss_parts", ()))
-        titles |= {f"loss_parts.{part}": f"training loss: {part.replace('_', ' ')}" for part in parts}
+        said = {part: part.removeprefix("loss_").replace("_", " ") for part in parts}
+        titles |= {f"loss_parts.{part}": f"training loss: {name}" for part, name in said.items()}
     titles |= {name: name.removesuffix("_t") for name in logged if name not in ("train_loss", *NOT_DRAWN)}
     for split in splits:
         evaluated: dict[str, Any] = {}
@@ -110,8 +115,7 @@ def hard_examples(rows: Sequence[Row], frame: str, suffix: str, palette: Palette
         def draw(axes: Any, lines: Mapping[str, np.ndarray] = lines, title: str = title) -> None:
             for label, values in lines.items():
                 epochs = np.unique(np.linspace(0, len(values) - 1, min(POINTS, len(values))).astype(int))
-                style = palette(label) | {"marker": None, "linewidth": 1.2}
-                axes.plot(epochs + 1, values[epochs], label=label, **style)
+                axes.plot(epochs + 1, values[epochs], label=label, **palette.line(label))
             axes.set(ylabel=f"mean {title.lower()}", ylim=(0, 1))
             over_epochs(axes)
 
@@ -146,7 +150,7 @@ def rescaling(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) ->
 
     def draw_factor(axes: Any) -> None:
         for label, line in lines.items():
-            style = palette(label) | {"marker": None}
+            style = palette.line(label)
             axes.plot(line.epochs, line.median, label=label, **style)
             axes.fill_between(line.epochs, line.lower, line.upper, color=style["color"], alpha=0.15, lw=0)
         axes.set(ylabel="gradient rescaling factor", ylim=(0, 1.02))
@@ -154,7 +158,7 @@ def rescaling(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) ->
 
     def draw_share(axes: Any) -> None:
         for label, line in lines.items():
-            axes.plot(line.epochs, 100 * line.share, label=label, **(palette(label) | {"marker": None}))
+            axes.plot(line.epochs, 100 * line.share, label=label, **palette.line(label))
         axes.set(ylabel="samples that meet the condition (%)", ylim=(0, 102))
         over_epochs(axes)
 

@@ -29,6 +29,7 @@ APART = frozenset({"train.seed", "train.history"})
 
 DATA_NAMES = {
     "digits": "digits",
+    "detection digits": "digit scenes",
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
     "fashion_mnist": "Fashion-MNIST",
@@ -100,7 +101,8 @@ class Run:
     def data_name(self) -> str:
         """`CIFAR-10`, or the name of the folder or file of one's own data."""
         data = self.config.data
-        return DATA_NAMES.get(data.name) or (Path(data.root).name if data.root else data.name)
+        known = DATA_NAMES.get(f"{self.config.task} {data.name}") or DATA_NAMES.get(data.name)
+        return known or (Path(data.root).name if data.root else data.name)
 
     @property
     def training_samples(self) -> int | None:
@@ -180,6 +182,12 @@ class Collection:
         names = metrics_of(self.rows[0].runs[0].metrics) if self.rows else []
         there = [name for name in names if all(row.values(name) for row in self.rows)]
         return tuple(name for name in self.show.columns if name in there) or tuple(there)
+
+    @property
+    def compared(self) -> str:
+        """What the rows of a frame are: methods, or values of another axis."""
+        axis = list(self.rows[0].labels)[-1]
+        return "method" if axis in ("method", "method.name", "run") else axis.rpartition(".")[2]
 
     @property
     def runs(self) -> list[Run]:
@@ -273,12 +281,14 @@ def _of_study(study: Study) -> list[Collection]:
     made = _in_order(made)
     groups = gathered(made, lambda one, other: alike(one.data, other.data, DataOf.same_test))
     title, _, more = study.file.about.partition(";")
+    chosen = [word for word in study.words if word.partition("=")[0] in study.file.axes]
+    about = ". ".join(filter(None, (more.strip(), chosen and f"Chosen of the study: {', '.join(chosen)}")))
     title = f"{title[0].upper()}{title[1:]}" if title else study.name
     found = []
     for group in groups:
         apart = [label for axis, label in group[0].labels.items() if _shared(group, axis) and not _shared(made, axis)]
         name = " · ".join([title, *apart]) if len(groups) > 1 else title
-        found.append(Collection(name, more.strip(), group, show, study.file.paper, name=study.name))
+        found.append(Collection(name, about, group, show, study.file.paper, name=study.name))
     return [replace(found[0], unfinished=unfinished), *found[1:]]
 
 

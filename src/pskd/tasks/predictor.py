@@ -59,7 +59,7 @@ def _largest(found: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]
 class Deployed(NamedTuple):
     """A model as it is handed to others, with what it has to answer.
 
-    Args:
+    Attributes:
         module: of one tensor, ``image``; gives a tensor, or a tuple of one for each of ``outputs``.
         tries: inputs, each with the run's own answer to it.
         source: where the inputs are from.
