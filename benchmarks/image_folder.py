@@ -1,16 +1,19 @@
 """Images a second of training data from a folder of photos, against torchvision's ImageFolder.
 
 560 JPEG files of about 500 x 375 pixels, random resized crops of 224, flips, and with --jitter brightness, contrast and
-saturation; float batches of 64, two worker processes on either side, which start anew with each epoch. Sides:
+saturation; float batches of 64, two worker processes on either side. Sides:
 
 * torchvision: ImageFolder with RandomResizedCrop, RandomHorizontalFlip, (ColorJitter,) ToTensor and Normalize;
 * ours as it is by default, with Pillow's resizing: the first epoch and all others;
 * ours with data.resize=torch;
 * ours from the second epoch on with data.cache.
 
-Prints images a second of each and the ratio to torchvision's in the same round; then the ratios of processor time, main
-process and workers, which other people's work on the machine disturbs less. Targets: 1.5 for the first epoch, 5 with
-the cache.
+torchvision's workers start anew with each epoch, ours stay. Prints images a second of each and the ratio to
+torchvision's in the same round; then the ratios of processor time, main process and workers, which other people's work
+on the machine disturbs less. Targets: 1.5 for the first epoch, 5 with the cache.
+
+--stages prints instead what single steps take in one process without workers, and so what can be reached: nobody who
+decodes and resizes with Pillow is faster than "decode, crop, resize by Pillow" alone.
 """
 
 from __future__ import annotations
@@ -28,13 +31,19 @@ import numpy as np
 import torch
 from PIL import Image
 from side_by_side import alternate, median
+from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
 from pskd.augment import Augment
+from pskd.augment.geometry import ATTEMPTS, random_boxes
 from pskd.data import ImageData, OnDisk, Split
 from pskd.data.caching import Caching
 from pskd.data.folder import MEAN, STD, photo_view
+from pskd.data.pictures import FromSource
+from pskd.data.prepared import Kept, Preparation
+from pskd.data.view import decode
+from pskd.random import uniform
 
 IMAGES, CLASSES, BATCH, WORKERS, SIZE = 560, 8, 64, 2, 224
 SHAPES = ((500, 375), (500, 333), (375, 500), (500, 375))
@@ -73,18 +82,19 @@ def main() -> None:
     options.add_argument("--jitter", action="store_true")
     options.add_argument("--images", type=int, default=IMAGES)
     options.add_argument("--rounds", type=int, default=7)
+    options.add_argument("--stages", action="store_true")
     chosen = options.parse_args()
     torch.set_num_threads(1)
     strength = 0.4 if chosen.jitter else 0.0
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         make_photos(root, chosen.images)
-        compare(root, strength, chosen.rounds)
+        (stages if chosen.stages else compare)(root, strength, chosen.rounds)
 
 
-def compare(root: Path, strength: float, rounds: int) -> None:
+def image_folder(root: Path, strength: float) -> datasets.ImageFolder:
     jitter = [transforms.ColorJitter(strength, strength, strength)] if strength else []
-    theirs = datasets.ImageFolder(
+    return datasets.ImageFolder(
         root / "train",
         transforms.Compose(
             [
@@ -96,7 +106,55 @@ def compare(root: Path, strength: float, rounds: int) -> None:
             ]
         ),
     )
-    view = photo_view(SIZE)
+
+
+def stages(root: Path, strength: float, rounds: int) -> None:
+    """Processor time of an image, the shortest of some rounds."""
+    theirs, view = image_folder(root, strength), photo_view(SIZE)
+    some = [Path(path) for path, _ in theirs.samples[:: max(1, len(theirs) // 64)]]
+    number, count = {str(path): place for place, (path, _) in enumerate(theirs.samples)}, len(some)
+    whole = [decode(path, 3) for path in some]
+    kept = [Preparation(view.resize, "torch").made(image, view) for image in whole]
+    draws = uniform(torch.arange(count), seed=0, epoch=0, stream="box", draws=2 * ATTEMPTS + 2)
+
+    def boxes(sizes: list[tuple[int, int]]) -> list[tuple[int, int, int, int]]:
+        height, width = torch.tensor(sizes).unbind(1)
+        return [tuple(box) for box in random_boxes(draws, height, width).tolist()]
+
+    of_whole = boxes([(image.height, image.width) for image in whole])
+    of_kept = boxes([(entry.pixels.shape[0], entry.pixels.shape[1]) for entry in kept])
+    cut = [Kept(entry, view, "torch").cut(box) for entry, box in zip(kept, of_kept, strict=True)]
+    opened = torch.stack(cut).contiguous()
+    inputs, index = torch.empty(opened.shape), torch.arange(count)
+
+    def augmented(change: Augment) -> Tensor:
+        return change(opened, index, seed=0, epoch=0, opened=True, out=inputs)
+
+    steps: dict[str, Callable[[], object]] = {
+        "ImageFolder, all of it": lambda: torch.stack([theirs[number[str(path)]][0] for path in some]),
+        "decode": lambda: [decode(path, 3) for path in some],
+        "decode, crop, resize by Pillow": lambda: [
+            FromSource(path, view).cut(box) for path, box in zip(some, of_whole, strict=True)
+        ],
+        "decode, crop, resize by torch": lambda: [
+            FromSource(path, view, "torch").cut(box) for path, box in zip(some, of_whole, strict=True)
+        ],
+        "crop, resize what is kept": lambda: [
+            Kept(entry, view, "torch").cut(box) for entry, box in zip(kept, of_kept, strict=True)
+        ],
+        "flip, normalise": lambda: augmented(Augment(view, crop="resized")),
+        "flip, jitter, normalise": lambda: augmented(Augment(view, crop="resized", jitter=0.4)),
+    }
+    seconds = alternate(*steps.values(), rounds=rounds, warmup=1, clock=time.process_time)
+    for name, own in zip(steps, seconds, strict=True):
+        least = min(own)
+        print(
+            f"{name + ', ms an image:':46} {1000 * least / count:.3f}, ImageFolder / this {min(seconds[0]) / least:.2f}"
+        )
+
+
+def compare(root: Path, strength: float, rounds: int) -> None:
+    theirs, view = image_folder(root, strength), photo_view(SIZE)
     paths = tuple(Path(path).relative_to(root).as_posix() for path, _ in theirs.samples)
     files = OnDisk(paths, torch.tensor(theirs.targets), root, view)
     augment = Augment(view, crop="resized", jitter=strength)

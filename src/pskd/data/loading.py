@@ -71,7 +71,7 @@ def opened(
             left -= 1
             yield images
     finally:
-        # Training comes back for the next epoch, and to start a process anew takes as long as to open 100 kept images.
+        # Training comes back for the next epoch, which then need not start processes and map memory anew.
         if not left and split.lasting and workers and augment is not None:
             idle.append(used)
 

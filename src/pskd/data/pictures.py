@@ -59,7 +59,7 @@ class FromSource(Picture):
 def resized(part: Image.Image | np.ndarray, size: tuple[int, int]) -> Tensor:
     """A box of an image, scaled to ``size``: bilinear, smoothed where it becomes smaller; uint8 (C, H, W).
 
-    By Pillow, or an array (h, w, C) uint8 by torch, which is three times as fast and differs in the last digits.
+    By Pillow, or an array (h, w, C) uint8 by torch, which is several times as fast and differs in the last digits.
     """
     if isinstance(part, Image.Image):
         return pixels(part.resize(size[::-1], Image.Resampling.BILINEAR))

@@ -34,8 +34,8 @@ class Preparation:
 
     Args:
         side: pixels of the shorter side that larger images are scaled to; None: all stay as they are.
-        resizing: what scales crops to the model's input. torch's is three times as fast as Pillow's, its values differ
-            by a few of 255.
+        resizing: what scales crops to the model's input. torch is several times as fast as Pillow, its values differ by
+            a few of 255.
     """
 
     side: int | None = None
