@@ -150,9 +150,9 @@ def rage(
                 print(failures[-1], flush=True)
             if show:
                 print(f"{case}\n{verdict.seconds:.2f} s, standard error:\n{verdict.said}")
-                shutil.copytree(
-                    base / "case", Path(tempfile.gettempdir(), "fuzz-case"), symlinks=True, dirs_exist_ok=True
-                )
+                kept = Path(tempfile.gettempdir(), "fuzz-case")
+                shutil.rmtree(kept, ignore_errors=True)
+                shutil.move(base / "case", kept)  # a copy of a sparse file would fill the disk
     return count, failures
 
 

@@ -45,7 +45,13 @@ def keys() -> list[str]:
 
 def endless(key: str, value: str) -> bool:
     """Whether a training with this setting is right, and takes for ever."""
-    return key in ("epochs", "train.epochs") and value.strip().isdecimal() and int(value) > 2
+    if key not in ("epochs", "train.epochs"):
+        return False
+    try:
+        number = yaml.safe_load(value)  # which also takes 1_000 and, by sixties, 1:2:3
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return False
+    return isinstance(number, int) and number > 2
 
 
 def overrides(draw: random.Random, here: Path, templates: Templates) -> Case:

@@ -128,9 +128,10 @@ class Saver:
                 " bring back the file as it was"
             )
         state.load_state_dict(here)
-        if group.leader and state.best_sum is not None and not self.has_best():
+        kept = folder / self.run.best_model_file.name
+        if group.leader and state.best_sum is not None and not self.has_best(like=kept):
             beside = self.run.best_model_file.with_name(f".{self.run.best_model_file.name}.writing")
-            checkpoint.copied(folder / self.run.best_model_file.name, beside, state.best_sum)
+            checkpoint.copied(kept, beside, state.best_sum)
             beside.replace(self.run.best_model_file)
         # The last stretch goes on where the number of hosts is the same; at the beginning of an epoch there is none.
         last: Stretch | None = state.stretches[-1] if state.stretches else None
@@ -161,10 +162,15 @@ class Saver:
             for own in checkpoint.shards(folder, "process"):
                 state.add_sums(own)
 
-    def has_best(self) -> bool:
-        """Whether the best epoch's weights are there as they were written."""
+    def has_best(self, like: Path | None = None) -> bool:
+        """Whether the best epoch's weights are there as they were written; ``like`` is a copy, which has to be as long.
+
+        Without a copy to compare, a file that somebody has made endless would be summed up for ever.
+        """
         file = self.run.best_model_file
-        return file.is_file() and checksum(file) == self.state.best_sum
+        if not file.is_file() or (like is not None and like.is_file() and like.stat().st_size != file.stat().st_size):
+            return False
+        return checksum(file) == self.state.best_sum
 
     def is_due(self, *, epoch_ends: bool = False) -> bool:
         """Whether it is time for a checkpoint."""
