@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).resolve().parents[1]
 PAGES, SITE = ROOT / "build/pages", ROOT / "build/site"
 ABOUT = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md")
-WRITTEN = (*ABOUT, "docs/*.md", "results/README.md", "results/*/README.md")
+WRITTEN = (*ABOUT, "docs/*.md", "docs/*.css", "results/README.md", "results/*/README.md")
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 CARDS, REFERENCE, SETTINGS = "docs/cards.md", "docs/reference.md", "docs/settings.md"
 # Sections of the reference, and the modules whose public names they hold; methods have their cards.

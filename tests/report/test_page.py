@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import shutil
@@ -238,7 +240,9 @@ def test_intervals_come_on_demand(browser: Browser, page: Path) -> None:
 def test_tables_and_figures_can_be_saved_from_the_page(browser: Browser, page: Path) -> None:
     browser.open(page, 1440)
     addresses = browser.run("[...document.querySelectorAll('a[download$=csv]')].map(link => link.href)")
-    texts = [unquote(address.partition(",")[2]) for address in addresses]
+    *texts, runs = [unquote(address.partition(",")[2]) for address in addresses]
+    assert [line["seed"] for line in csv.DictReader(io.StringIO(runs))] == ["0", "1", "2"] * 2
+    assert browser.run("document.querySelectorAll('table').length") == len(addresses)
     saved = [(page.parent / "tables" / f"{name}.csv").read_text() for name in ("comparison", "coverage", "ensembles")]
     assert sorted(texts) == sorted(saved)
     count = browser.run("document.querySelectorAll('figure [role=img]').length")

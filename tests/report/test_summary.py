@@ -177,6 +177,18 @@ def test_a_study_and_its_ensembles(finished: Study) -> None:
     assert ensembles.frames[""][1].entries[0].paper is None  # type: ignore[union-attr]
 
 
+def test_a_study_that_was_cut_says_what_was_chosen(finished: Study, tmp_path: Path) -> None:
+    """Its title may speak of five methods, or of other seeds."""
+    cut = Study("cut", finished.file, ("seed=0,2", "optim.lr=0.05"), tmp_path / "cut", "cut")
+    cut.save()
+    for key in cut.cells():
+        shutil.copytree(finished.run_folder(key), cut.run_folder(key))
+    (study,), (whole,) = collect([cut.folder]), collect([finished.folder])
+    assert (study.about, whole.about) == ("Chosen of the study: seed=0,2", "")
+    assert {run.seed for run in study.runs} == {0, 2}
+    assert study.compared == "method"
+
+
 def test_runs_named_one_by_one_are_rows_by_what_differs(finished: Study, tmp_path: Path) -> None:
     (runs,) = collect([finished.run_folder(key) for key in finished.cells()])
     assert [(row.name, len(row.runs)) for row in runs.rows] == [("plain cross-entropy", 3), ("PS-KD", 3)]

@@ -139,6 +139,7 @@ def test_the_page_shows_its_boxes(finished: Path, tmp_path: Path) -> None:
     assert page.count('class="really"') == np.isin(kept["object_image"], _shown(page)).sum()
     assert "image 1: 0 of " in page
     assert "found, 1 wrong" in page
+    assert "digit scenes" in page  # not the digits that its trunk learnt
     np.savez(run / "predictions.npz", **{**kept, "detected_label": kept["detected_label"] + 1000})
     report([run], tmp_path / "page.html")  # a damaged file takes only the images away
     assert 'class="really"' not in (tmp_path / "page.html").read_text()

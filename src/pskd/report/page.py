@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -100,6 +102,15 @@ class Part(NamedTuple):
             left_out = f"The first {most} of {len(members)}: pskd report --figures DIR saves them all."
             own = [table for name, table in tables.items() if TABLES[name] == title]
             yield Section(title, own, members[:most], left_out if len(members) > most else "")
+
+    @property
+    def runs_csv(self) -> str:
+        """Where the numbers come from, a line for each run."""
+        out = io.StringIO()
+        writer = csv.DictWriter(out, self.origins[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.origins)
+        return out.getvalue()
 
     @property
     def alike(self) -> dict[str, str]:
