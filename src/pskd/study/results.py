@@ -282,7 +282,7 @@ def _of_study(study: Study) -> list[Collection]:
     groups = gathered(made, lambda one, other: alike(one.data, other.data, DataOf.same_test))
     title, _, more = study.file.about.partition(";")
     chosen = [word for word in study.words if word.partition("=")[0] in study.file.axes]
-    about = ". ".join(filter(None, (more.strip(), chosen and f"Chosen of the study: {', '.join(chosen)}")))
+    about = ". ".join(filter(None, (more.strip(), f"Chosen of the study: {', '.join(chosen)}" if chosen else "")))
     title = f"{title[0].upper()}{title[1:]}" if title else study.name
     found = []
     for group in groups:
