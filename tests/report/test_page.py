@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -109,6 +110,16 @@ def test_two_hundred_runs(two_hundred: list[Path], tmp_path: Path) -> None:
     report(two_hundred, tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size < 5e6
     assert "the 11 best of 40 rows" in (tmp_path / "report.html").read_text()
+
+
+def test_a_folder_whose_name_is_no_text(two_hundred: list[Path], tmp_path: Path) -> None:
+    """Its bytes are in the page, and in the table of runs to save, as escapes."""
+    odd = Path(shutil.copytree(two_hundred[0], tmp_path / os.fsdecode(b"runs \xff")))
+    report([odd], tmp_path / "report.html")
+    (link,) = re.findall(
+        'download="runs.csv" href="data:text/csv;charset=utf-8,([^"]*)"', (tmp_path / "report.html").read_text()
+    )
+    assert "runs \\udcff" in unquote(link)
 
 
 def test_what_a_page_leaves_out_it_says() -> None:

@@ -8,8 +8,10 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from pskd import __version__
 from pskd.config import flat
@@ -194,6 +196,8 @@ def _html(parts: Sequence[Part]) -> str:
         lstrip_blocks=True,
     )
     environment.filters["slug"] = slug
+    # Names of folders need not be text, which jinja's own filter asks for.
+    environment.filters["in_link"] = partial(quote, errors="backslashreplace")
     title = parts[0].collection.title
     if len(parts) > 1:
         data = dict.fromkeys(run.data_name for part in parts for run in part.collection.runs)
