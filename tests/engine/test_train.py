@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,6 +88,15 @@ def test_a_step_looks_for_nothing_on_the_disk(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(importlib.util, "find_spec", lambda *name: looked.append(name) or found(*name))  # type: ignore[func-returns-value]
     train(small("epochs=3"), tmp_path / "run", after_epoch=lambda record: after.append(len(looked)))
     assert after[1] == after[2]
+
+
+def test_there_are_no_more_threads_than_cores(tmp_path: Path) -> None:
+    """A thousand need more memory for their stacks than some machines give a process."""
+    before = torch.get_num_threads()
+    train(small("epochs=1", "train.threads=1000"), tmp_path / "run")
+    found = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert found == os.cpu_count()
 
 
 def test_the_best_epoch_is_chosen_on_the_validation_split(tmp_path: Path) -> None:

@@ -120,10 +120,11 @@ class TrainConfig(Section):
     steps); the averaged weights are evaluated and saved. `patience` ends a training after so many epochs in which none
     was better than the best so far by the validation split.
 
-    `threads` are the CPU threads of a process, by default torch's choice. One is best for tiny models, and on a machine
-    that others use: threads wait for each other in every operation. `on_nonfinite` is what a loss of NaN or infinity
-    does: stop the run, or skip the step (each step then waits for the device). `save_every` is a number of epochs,
-    minutes or steps between checkpoints; `auto` is 2 minutes, or more where they would take over 1% of the time.
+    `threads` are the CPU threads of a process, by default torch's choice, and never more than there are cores. One is
+    best for tiny models, and on a machine that others use: threads wait for each other in every operation.
+    `on_nonfinite` is what a loss of NaN or infinity does: stop the run, or skip the step (each step then waits for the
+    device). `save_every` is a number of epochs, minutes or steps between checkpoints; `auto` is 2 minutes, or more
+    where they would take over 1% of the time.
     `shard` spreads weights, gradients and optimizer state over the processes (FSDP) instead of copying them to each.
     `calibrate` does in the end what `pskd calibrate` does, on the validation split.
     `freeze=backbone` trains the head alone; batch statistics of the rest stay as they are.

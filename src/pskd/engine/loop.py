@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -110,7 +111,7 @@ class Trainer:
         self.config, self.task, self.run, self.accelerator = config, task, run, accelerator
         settings, self.device, self.group = config.train, accelerator.device, Group()
         if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
+            torch.set_num_threads(min(settings.threads, os.cpu_count() or 1))  # more would wait for each other
         torch.manual_seed(settings.seed)
         self.name = f"model={config.model.name}"
         with blamed(f"{self.name} cannot be built with its options"), modest():
