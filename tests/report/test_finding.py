@@ -62,6 +62,12 @@ def test_few_seeds_prove_nothing() -> None:
     assert "worse" not in sentence
 
 
+def test_a_study_that_is_under_way_compares_the_seeds_that_both_have() -> None:
+    plain, taught = row({"method": "CE"}, "hard", PLAIN), row({"method": "PS-KD"}, "ps_kd", TAUGHT, 1)
+    (sentence,) = told(plain, taught)
+    assert "1 seed: top-1 error 70.00 → 71.00; ECE 7.00 → 5.20; AURC 600.00 → 621.00. One seed" in sentence
+
+
 def test_other_methods_come_after_and_a_row_alone_is_told_by_itself() -> None:
     plain, taught = row({"method": "CE"}, "hard", PLAIN), row({"method": "PS-KD"}, "ps_kd", TAUGHT)
     smoothed = row({"method": "LS"}, "label_smoothing", TAUGHT)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 from pskd.metrics.catalogue import METRICS
@@ -90,7 +91,7 @@ def _against(frame: str, row: Row, rows: Sequence[Row], table: Table) -> Finding
     lines = table.frames[frame]
     alone, baseline = len(rows) == 1, baseline_of(rows)
     seeds = {run.seed for run in row.runs} & {run.seed for run in baseline.runs}
-    claims = [] if alone else _claims(table, _line(lines, rows, baseline), _line(lines, rows, row))
+    claims = [] if alone else _claims(table, _line(lines, rows, row), baseline, row, seeds)
     if alone:
         own = _line(lines, rows, row)
         claims = [Claim(_spoken(name), "", table.shown(name, entry), "") for name, entry in _told(table, own)]
@@ -109,14 +110,21 @@ def _against(frame: str, row: Row, rows: Sequence[Row], table: Table) -> Finding
     )
 
 
-def _claims(table: Table, before: Line, after: Line) -> list[Claim]:
-    """Of the metrics that people look at, those that became better first, then worse ones."""
-    was = dict(_told(table, before))
+def _claims(table: Table, line: Line, before: Row, after: Row, seeds: Set[int]) -> list[Claim]:
+    """Of the metrics that people look at, those that became better first, then worse ones.
+
+    ``seeds`` are those that both rows have, over which the means are taken, or over all where they share none.
+    """
     found = []
-    for name, entry in _told(table, after):
-        if name in was:
+    for name, entry in _told(table, line):
+        numbers = [
+            [run.metrics[name] for run in row.runs if (run.seed in seeds or not seeds) and name in run.metrics]
+            for row in (before, after)
+        ]
+        if all(numbers):
             word = entry.verdict or (NOT_SIGNIFICANT if entry.p is not None else "")
-            found.append(Claim(_spoken(name), table.text(name, was[name].mean), table.text(name, entry.mean), word))
+            was, became = (table.text(name, statistics.fmean(values)) for values in numbers)
+            found.append(Claim(_spoken(name), was, became, word))
     order = [BETTER, WORSE]
     return sorted(found, key=lambda claim: order.index(claim.verdict) if claim.verdict in order else len(order))
 
