@@ -59,6 +59,7 @@ KINDS = {  # recipe, processes of a host, hosts, settings
     "detection": ("detection/digits", 1, 1, SCENES),
 }
 STUDY = "a study, two workers"
+LONGEST_START = 20  # seconds that a run has for its first checkpoint
 LONGEST_END = 120  # seconds that the processes have to end in after one of them was killed
 MOST_STEPS = 10  # that a run may take between two kills
 
@@ -107,7 +108,17 @@ class Storm:
         return self.seen
 
     def _wait_for_the_moment(self, children: list[int]) -> None:
-        """A random instant, or one within a checkpoint's writing; soon enough that a fast machine does not finish."""
+        """A random instant, or one within a checkpoint's writing; soon enough that a fast machine does not finish.
+
+        Mostly of a run that has gone on: where it takes long to begin, all kills would come before its first step.
+        """
+        begun, patience = self._saved_step(), time.monotonic() + LONGEST_START
+        if self.draw.random() < 0.8:
+            while self._saved_step() <= begun and time.monotonic() < patience:
+                if (self.run / "result.json").exists():
+                    return
+                time.sleep(0.002)
+        self.seen["after it had gone on"] += self._saved_step() > begun
         deadline = time.monotonic() + self.draw.uniform(0.05, 1.0 * len(children))
         furthest = self._saved_step() + self.draw.randint(1, MOST_STEPS)
         during_write = self.draw.random() < 1 / 3
