@@ -129,3 +129,9 @@ def test_variables_of_torchrun_without_torchrun(variables: dict[str, str], monke
         monkeypatch.setenv(name, value)
     with pytest.raises(PskdError, match="torchrun"):
         own_rank()
+
+
+def test_a_rank_that_is_none_is_said_by_the_whole_command(tmp_path: Path) -> None:
+    done = pskd("train", "digits", "--out", str(tmp_path / "run"), env={**os.environ, "RANK": "x"})
+    assert done.returncode == 2
+    assert done.stderr == "pskd: the variable RANK is 'x', not a number: start several processes by torchrun\n"

@@ -28,7 +28,7 @@ def said_if_slow(text: str) -> Iterator[None]:
 
     timer = threading.Timer(SLOW, say)
     timer.daemon = True
-    if int(os.environ.get("RANK", "0")) == 0:
+    if os.environ.get("RANK", "0").strip() == "0":  # whether it is a rank at all is asked where the group is made
         timer.start()
     try:
         yield
