@@ -207,3 +207,24 @@ def test_a_queue_that_cannot_be_opened_is_named_without_its_password(tmp_path: P
     with pytest.raises(PskdError, match=r"127\.0\.0\.1:1/none cannot be opened") as error:
         Queue(study, "postgresql+psycopg://me:secret@127.0.0.1:1/none")
     assert "secret" not in str(error.value)
+
+
+@pytest.mark.timeout(100)
+def test_a_worker_that_dies_before_its_first_sign_of_life_is_found(tmp_path: Path) -> None:
+    """A killed worker's trial has no heartbeat then, and Optuna never finds it stale."""
+    study = small_study(tmp_path / "study", {"seed": [0]})
+
+    def dies() -> None:
+        queue = Queue(study, heartbeat=1, grace=2)
+
+        def die(_trial: int) -> None:
+            time.sleep(1)  # for as long as the worker goes on with its cell
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        queue.storage.record_heartbeat = die  # type: ignore[method-assign]
+        queue.advance()
+        queue.take(lambda _cell, _after: time.sleep(600) or 0.0)  # type: ignore[func-returns-value]
+
+    assert exit_code(in_child(dies)) == -signal.SIGKILL
+    worker(study)
+    assert trainings(study) == [1]

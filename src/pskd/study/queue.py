@@ -178,7 +178,6 @@ class Queue:
         with _experimental():
             trial = self.trials.ask()
         with self._signs_of_life(trial):
-            self._note(trial, "begun", True)
             key = trial.user_attrs.get("cell")
             value: float | None = None
             if key not in self.cells or self._finished(key) or self._is_taken(key, trial.number):
@@ -206,16 +205,23 @@ class Queue:
 
     @contextlib.contextmanager
     def _signs_of_life(self, trial: Trial) -> Iterator[None]:
-        """Say that a trial is being worked on, as long as it is; a database that is away is told later."""
+        """Say that a trial is being worked on, as long as it is; a database that is away is told later.
+
+        It has begun once Optuna has its first sign: a worker that dies before is found by that note alone.
+        """
         over = threading.Event()
 
         def say() -> None:
+            begun = False
             while True:
                 with (
                     contextlib.suppress(PskdError, SQLAlchemyError, optuna.exceptions.OptunaError),
                     storage.impatient(),
                 ):
                     self.storage.record_heartbeat(trial._trial_id)
+                    if not begun:
+                        self._note(trial, "begun", True)
+                        begun = True
                 if over.wait(self.heartbeat):
                     return
 
