@@ -77,6 +77,8 @@ def test_every_command_has_help(command: list[str], capfd: pytest.CaptureFixture
         (["study", "status", "nowhere"], "nowhere is not a study's folder"),
         (["report", "nowhere"], "nowhere is not a run folder"),
         (["tune", "digits", "method.alpha=0.5"], "what to search?"),
+        (["tune", "digits", "method.alpha=0:inf:1"], "method.alpha=0:inf:1 is one value, no range"),
+        (["train", "digits", "model.foo.bar=3"], "model.foo={'bar': 3}: must be a number, a word"),
         (["tune", "digits", "method.alpha=0:1:0.5", "--by", "accuracy"], "not a metric; allowed are "),
         (["tune", "digits", "method.alpha=0:1"], "method.alpha"),
         (["tarin"], "tarin"),

@@ -17,7 +17,7 @@ from pskd import space
 from pskd.config.yaml_file import MOST_NODES, parsed_yaml
 from pskd.errors import PskdError, blamed, folded
 from pskd.models import create
-from pskd.models.modest import modest
+from pskd.models.modest import built
 from pskd.reading import open_file, read_json, read_npz, read_text
 from pskd.space import check_fits, free_bytes, shown
 
@@ -124,21 +124,44 @@ TOO_LARGE: list[tuple[str, dict[str, float]]] = [
 
 @pytest.mark.parametrize(("name", "options"), TOO_LARGE)
 def test_a_model_that_does_not_fit_is_not_built(name: str, options: dict[str, float]) -> None:
-    with pytest.raises(PskdError, match=r"memory (and|than)|less deep"), blamed("model"), modest():
-        create(name, 10, **options)
+    with pytest.raises(PskdError, match=r"memory (and|than)|less deep"), blamed("model"):
+        built(lambda: create(name, 10, **options))
 
 
 def test_a_model_that_fits_is_built_as_ever() -> None:
     torch.manual_seed(0)
     plain = create("resnet8", 10)
     torch.manual_seed(0)
-    with modest():
-        watched = create("resnet8", 10)
+    watched = built(lambda: create("resnet8", 10))
     for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
         assert torch.equal(one, other)
-    with pytest.raises(PskdError, match="more than"), modest(copies=10**9):
-        nn.Linear(100, 100)
+    with pytest.raises(PskdError, match="at least"):
+        built(lambda: nn.Linear(100, 100), copies=10**9)
     nn.Linear(100, 100)  # nobody is watched afterwards
+
+
+@pytest.mark.parametrize("without_memory", [True, False])
+def test_a_large_model_is_counted_before_it_is_made(without_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    def layers() -> nn.Module:
+        begun.append(torch.empty(0).device.type)
+        if not without_memory:
+            torch.ones(1).item()  # as some libraries do; there is no number on a device without memory
+        return nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(6)))
+
+    monkeypatch.setattr("pskd.models.modest.free_bytes", lambda: 2e9)
+    torch.manual_seed(0)
+    plain = layers()
+    torch.manual_seed(0)
+    large = built(layers)
+    assert begun == ["cpu", "cpu", "meta", "cpu"]
+    assert all(torch.equal(one, other) for one, other in zip(plain.parameters(), large.parameters(), strict=True))
+    monkeypatch.setattr("pskd.models.modest.free_bytes", lambda: 1e9)
+    needed = 1.2 if without_memory else 1.0  # all six, or those up to the one that is too much
+    with pytest.raises(PskdError, match=rf"needs at least {needed} GB of memory and there are 1\.0 GB"):
+        built(layers)
+    assert begun[4:] == ["cpu", "meta"] + ["cpu"] * (not without_memory)
 
 
 def test_messages_are_folded_and_never_say_to_unpickle() -> None:

@@ -23,7 +23,8 @@ def explain(error: ValidationError, kind: type[Config]) -> str:
     first, *others = error.errors()
     path = _path(first, kind)
     key = ".".join(path)
-    more = len({tuple(_path(other, kind)) for other in others} - {tuple(path)})
+    places = [_path(other, kind) for other in others]
+    more = len({tuple(place) for place in places} - {tuple(path)})
     if first["type"] == "extra_forbidden":
         section = _section(kind, path[:-1])
         prefix = ".".join([*path[:-1], ""])
@@ -38,7 +39,10 @@ def explain(error: ValidationError, kind: type[Config]) -> str:
         given = first["input"]
         if isinstance(given, Mapping) and "name" in given:
             given = given["name"]  # method=NAME, as it is written
-        why = (first["msg"][0].lower() + first["msg"][1:]).removeprefix("value error, ")
+        if places.count(path) > 2:  # none of the many kinds that an option can have
+            why = "must be a number, a word, true, false, or a list of these"
+        else:
+            why = (first["msg"][0].lower() + first["msg"][1:]).removeprefix("value error, ")
         text = f"{key}={reprlib.repr(given)}: {why}"
     return text + (f" (and {more} more)" if more else "")
 
@@ -54,10 +58,10 @@ def _path(error: ErrorDetails, kind: type[Config]) -> list[str]:
 
 def _is_setting(kind: type[Config], path: Sequence[int | str]) -> bool:
     section: Any = kind
-    for part in path:
+    for n, part in enumerate(path):
         fields = getattr(section, "model_fields", {})
-        if part not in fields:
-            return False
+        if part not in fields:  # options of a model are no fields
+            return n + 1 == len(path) and getattr(section, "model_config", {}).get("extra") == "allow"
         section = fields[part].annotation
     return True
 

@@ -29,7 +29,7 @@ from pskd.errors import PskdError, blamed
 from pskd.memory.snapshot import unwrap_model
 from pskd.metrics.catalogue import METRICS
 from pskd.models.heads import deployed
-from pskd.models.modest import modest
+from pskd.models.modest import built
 from pskd.plan import Step
 from pskd.runs import calibration, sharding, weights
 from pskd.runs.files import OF_A_RUN, checksum, one_line_errors, write_atomic, write_json
@@ -114,8 +114,8 @@ class Trainer:
             torch.set_num_threads(min(settings.threads, os.cpu_count() or 1))  # more would wait for each other
         torch.manual_seed(settings.seed)
         self.name = f"model={config.model.name}"
-        with blamed(f"{self.name} cannot be built with its options"), modest():
-            model = task.model().to(self.device)
+        with blamed(f"{self.name} cannot be built with its options"):
+            model = built(task.model).to(self.device)
         self.still = build.freeze(model, task.head(model)) if settings.freeze == "backbone" else []
         shards = settings.shard and self.group.active
         if shards:

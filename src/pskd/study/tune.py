@@ -95,7 +95,8 @@ def tune(
 ) -> Choice:
     """Search, choose, train with the choice on everything; the two studies are `out`/search and `out`/final."""
     if not ranges:
-        raise PskdError("what to search? for example: pskd tune digits method.alpha=0.0:1.0:0.1")
+        given = f"; {words[0]} is one value, no range" if words else ""
+        raise PskdError(f"what to search? for example: pskd tune digits method.alpha=0.0:1.0:0.1{given}")
     if by != TOGETHER and by not in METRICS:
         raise PskdError(f"--by {by}: not a metric; allowed are {', '.join([*METRICS, TOGETHER])}")
     file = search(recipe, ranges, words, seeds, trials).model_copy(update={"prune": prune})

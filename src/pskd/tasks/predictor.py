@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pskd import registry
 from pskd.config import Config
 from pskd.errors import PskdError, blamed, folded
-from pskd.models.modest import modest
+from pskd.models.modest import built
 from pskd.runs import calibration, weights
 from pskd.runs.calibration import Calibration
 from pskd.runs.devices import usable_device
@@ -144,8 +144,7 @@ class Predictor(ABC):
         kind = registry.tasks.load(str(raw.get("task")), allow_code=allow_code).Predictor
         try:
             about = kind.about_class.model_validate(raw)
-            with modest(copies=1):
-                model = kind.build(about, allow_code=allow_code)
+            model = built(lambda: kind.build(about, allow_code=allow_code), copies=1)
         except ValidationError as error:
             where = ".".join(str(part) for part in error.errors()[0]["loc"])
             raise PskdError(f"{path} does not say what model it holds ({where}: {error.errors()[0]['msg']})") from None
