@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from pskd.data.jpeg import jpeg_pixels
 from pskd.data.view import Source, View, centred, converted, opened, pixels, readable
 
 Box = tuple[int, int, int, int]  # top, left, height, width
@@ -49,6 +50,10 @@ class FromSource(Picture):
 
     def cut(self, box: Box) -> Tensor:
         top, left, height, width = box
+        whole = jpeg_pixels(self.image) if self.view.channels == 3 else None
+        if whole is not None:
+            found = whole[top : top + height, left : left + width]
+            return resized(found if self.resizing == "torch" else Image.fromarray(found), self.view.size)
         part = self.decoded().crop((left, top, left + width, top + height))
         return resized(as_array(part) if self.resizing == "torch" else part, self.view.size)
 

@@ -14,6 +14,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from pskd.data.jpeg import jpeg_pixels
 from pskd.data.reason import reason
 from pskd.errors import PskdError
 from pskd.reading import open_file
@@ -174,6 +175,8 @@ def shorter_side(source: Source) -> int | None:
 def converted(image: Image.Image, channels: int) -> Image.Image:
     """A decoded image as 8-bit grey (1) or RGB (3); the very one if it is that already."""
     mode = "L" if channels == 1 else "RGB"
+    if image.mode == mode and (found := jpeg_pixels(image)) is not None:
+        return Image.fromarray(found)
     if image.mode.startswith("I"):  # 16 bits, which convert() would cut off at 255
         return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8)).convert(mode)
     if image.mode == "P" and "transparency" in image.info:
