@@ -45,6 +45,7 @@ def test_onnx_gives_equal_answers(trained: Path, tmp_path: Path, capfd: pytest.C
     about = session.get_modelmeta().custom_metadata_map
     assert json.loads(about["classes"]) == list(load(trained).classes)
     expected = own_probabilities(trained, float(about["temperature"]))
+    assert session.get_inputs()[0].shape[0] == session.get_outputs()[0].shape[0] == "batch"
     for batch in (IMAGES, IMAGES[:1]):
         (found,) = session.run(["probabilities"], {"image": batch})
         assert np.abs(found - expected[: len(batch)].numpy()).max() < 1e-5

@@ -90,7 +90,8 @@ def _write_onnx(deployed: Deployed, path: Path) -> None:
     program = _exported(deployed) if deployed.counted else None
     try:
         if program is not None:
-            torch.onnx.export(program, f=path, dynamo=True, external_data=False, **names)
+            named = (deployed.axes["image"],)
+            torch.onnx.export(program, f=path, dynamo=True, external_data=False, dynamic_shapes=named, **names)
         else:  # the older exporter follows one example, and keeps the operations whose results have any length
             module, image = deployed.module.cpu().eval(), deployed.tries[0][0]
             torch.onnx.export(module, (image,), path, dynamo=False, dynamic_axes=deployed.axes, **names)
