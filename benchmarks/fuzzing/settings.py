@@ -45,13 +45,13 @@ def keys() -> list[str]:
 
 def endless(key: str, value: str) -> bool:
     """Whether a training with this setting is right, and takes for ever."""
-    if key not in ("epochs", "train.epochs"):
-        return False
     try:
         number = yaml.safe_load(value)  # which also takes 1_000 and, by sixties, 1:2:3
     except (yaml.YAMLError, ValueError, RecursionError):
         return False
-    return isinstance(number, int) and number > 2
+    if key == "eval.batch_size":  # of tokens, where sentences are translated: one by one to their full length
+        return isinstance(number, int) and 0 < number < 100
+    return key in ("epochs", "train.epochs") and isinstance(number, int) and number > 2
 
 
 def overrides(draw: random.Random, here: Path, templates: Templates) -> Case:

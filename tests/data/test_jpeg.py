@@ -12,7 +12,7 @@ from PIL import Image
 
 from pskd.data import jpeg
 from pskd.data.folder import photo_view
-from pskd.data.pictures import FromSource, Resizing
+from pskd.data.pictures import FromSource, Resizing, as_array, as_image
 from pskd.data.view import decode
 from pskd.errors import PskdError
 
@@ -67,6 +67,17 @@ def test_crops_and_views_are_the_same_with_and_without(resizing: Resizing, monke
     monkeypatch.setattr(jpeg, "_decoder", lambda: None)
     for one, other in zip(fast, made(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("box", [(0, 0, 40, 30), (3, 5, 20, 11), (39, 29, 1, 1), (7, 0, 1, 30)], ids=str)
+def test_boxes_of_arrays_become_images(box: tuple[int, int, int, int], mode: str) -> None:
+    top, left, height, width = box
+    image = Image.open(photo(40, 30)).convert(mode)
+    part = as_array(image)[top : top + height, left : left + width]
+    expected = image.crop((left, top, left + width, top + height))
+    assert as_image(part).tobytes() == expected.tobytes()
+    assert as_image(np.ascontiguousarray(part)).size == expected.size
 
 
 def test_damaged_files_end_as_they_do_with_pillow() -> None:

@@ -53,7 +53,7 @@ class FromSource(Picture):
         whole = jpeg_pixels(self.image) if self.view.channels == 3 else None
         if whole is not None:
             found = whole[top : top + height, left : left + width]
-            return resized(found if self.resizing == "torch" else Image.fromarray(found), self.view.size)
+            return resized(found if self.resizing == "torch" else as_image(found), self.view.size)
         part = self.decoded().crop((left, top, left + width, top + height))
         return resized(as_array(part) if self.resizing == "torch" else part, self.view.size)
 
@@ -77,3 +77,11 @@ def as_array(image: Image.Image) -> np.ndarray:
     """(H, W, C) uint8."""
     array = np.array(image)
     return array[:, :, None] if array.ndim == 2 else array
+
+
+def as_image(part: np.ndarray) -> Image.Image:
+    """A box (h, w, C) uint8 of an image, whose rows may lie apart: copied once, and not by numpy first."""
+    height, width, channels = part.shape
+    mode, apart = "L" if channels == 1 else "RGB", part.strides[0]
+    whole = np.lib.stride_tricks.as_strided(part, ((height - 1) * apart + width * channels,), (1,), writeable=False)
+    return Image.frombytes(mode, (width, height), whole.data, "raw", mode, apart, 1)

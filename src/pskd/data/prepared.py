@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pskd.data.pictures import Box, FromSource, Picture, Resizing, as_array, resized
+from pskd.data.pictures import Box, FromSource, Picture, Resizing, as_array, as_image, resized
 from pskd.data.splits import Opened
 from pskd.data.store import Entry, Store
 from pskd.data.view import Source, View, centred, middle_of, pixels, scale_of, scaled
@@ -69,7 +69,7 @@ class Kept(Picture):
     def cut(self, box: Box) -> Tensor:
         top, left, height, width = box
         part = self.entry.pixels[top : top + height, left : left + width]
-        return resized(part if self.resizing == "torch" else _image(part), self.view.size)
+        return resized(part if self.resizing == "torch" else as_image(part), self.view.size)
 
     def seen(self) -> Tensor:
         if self.entry.kind == Kind.AS_EVALUATED:
@@ -78,7 +78,7 @@ class Kept(Picture):
                 round((own - wanted) / 2) for own, wanted in zip(self.size[::-1], (width, height), strict=True)
             )
             return torch.from_numpy(self.entry.pixels[top : top + height, left : left + width]).permute(2, 0, 1).clone()
-        return pixels(centred(_image(self.entry.pixels), self.view.size, self.view.resize))
+        return pixels(centred(as_image(self.entry.pixels), self.view.size, self.view.resize))
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +134,3 @@ class Prepared(Opened):
         if entry is None or entry.kind == Kind.SMALLER:
             return self.inner.pixels(index)
         return Kept(entry, self.view, self.preparation.resizing).seen()
-
-
-def _image(array: np.ndarray) -> Image.Image:
-    return Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2] == 1 else array))
