@@ -44,13 +44,15 @@ def keys() -> list[str]:
 
 
 def endless(key: str, value: str) -> bool:
-    """Whether a training with this setting is right, and takes for ever."""
+    """Whether a training with this setting is right, and takes long or for ever."""
     try:
         number = yaml.safe_load(value)  # which also takes 1_000 and, by sixties, 1:2:3
     except (yaml.YAMLError, ValueError, RecursionError):
         return False
     if key == "eval.batch_size":  # of tokens, where sentences are translated: one by one to their full length
         return isinstance(number, int) and 0 < number < 100
+    if key == "train.compile":  # a minute of a C++ compiler, which has its own files in the system's folder for them
+        return number in (True, 1, "on", "yes", "y", "t", "true")
     return key in ("epochs", "train.epochs") and isinstance(number, int) and number > 2
 
 
