@@ -78,6 +78,7 @@ def test_every_command_has_help(command: list[str], capfd: pytest.CaptureFixture
         (["report", "nowhere"], "nowhere is not a run folder"),
         (["tune", "digits", "method.alpha=0.5"], "what to search?"),
         (["tune", "digits", "method.alpha=0:inf:1"], "method.alpha=0:inf:1 is one value, no range"),
+        (["train", "digits", "train.accumulate=100000"], "train: accumulate=100000 parts of a batch_size of 64: take"),
         (["train", "digits", "model.foo.bar=3"], "model.foo={'bar': 3}: must be a number, a word"),
         (["tune", "digits", "method.alpha=0:1:0.5", "--by", "accuracy"], "not a metric; allowed are "),
         (["tune", "digits", "method.alpha=0:1"], "method.alpha"),

@@ -36,6 +36,7 @@ def counted(plan: list[Step]) -> Tensor:
         (103, 16, 3, 3, 2),
         (5, 8, 2, 4, 2),
         (3, 2, 1, 5, 1),
+        (3, 8, 8, 2, 1),
     ],
 )
 def test_every_sample_counts_once(samples: int, batch: int, accumulate: int, hosts: int, world: int) -> None:
@@ -47,7 +48,7 @@ def test_every_sample_counts_once(samples: int, batch: int, accumulate: int, hos
         assert sum(sum(step.real) for step in steps) == steps[0].total
         assert abs(steps[0].total - batch) <= max(hosts, batch - samples % batch)
         for step in steps:
-            assert len(step.parts) == accumulate
+            assert len(step.parts) == min(accumulate, samples)
             assert all(len(part) and int(part.max()) < samples for part in step.parts)
 
 

@@ -131,7 +131,12 @@ def _arrays(draw: random.Random, file: Path) -> None:
     old = arrays.pop(name)
     number = old.dtype.kind in "fiu"
     changes: list[Callable[[], Any]] = [
-        *(lambda: None, lambda: old[..., :0], lambda: old[:1] if old.ndim else old[None], lambda: old[None]),
+        *(
+            lambda: None,
+            lambda: old[..., :0] if old.ndim else old,
+            lambda: old[:1] if old.ndim else old[None],
+            lambda: old[None],
+        ),
         *(lambda: np.array("x"), lambda: np.zeros((2, 3)), lambda: np.full(old.shape, np.nan), lambda: old.astype(str)),
         *(lambda: old.astype(complex) if number else old, lambda: old.astype(np.uint64) + 2**63 if number else old),
         *(

@@ -51,6 +51,7 @@ def epoch_plan(
     one before it: batch normalisation cannot train on a lone one. Steps of earlier ``stretches``, on another number of
     hosts, are behind us and empty here; what they left is dealt to the hosts of today.
     """
+    accumulate = min(accumulate, num_samples)  # on all hosts alike; the others would be empty
     edges = step_edges(num_samples, batch_size, smallest)
     left, behind = None, 0  # None: all samples, which are then never listed for all hosts
     for stretch in stretches:

@@ -162,6 +162,12 @@ class TrainConfig(Section):
         return f"{interval.number:.12g} {interval.unit}"
 
     @model_validator(mode="after")
+    def _has_parts(self) -> TrainConfig:
+        if self.accumulate > self.batch_size:
+            raise ValueError(f"accumulate={self.accumulate} parts of a batch_size of {self.batch_size}: take fewer")
+        return self
+
+    @model_validator(mode="after")
     def _one_average(self) -> TrainConfig:
         if self.ema is not None and self.average > 1:
             raise ValueError("ema and average are two ways to average weights: leave one out")

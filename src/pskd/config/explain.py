@@ -43,7 +43,9 @@ def explain(error: ValidationError, kind: type[Config]) -> str:
             why = "must be a number, a word, true, false, or a list of these"
         else:
             why = (first["msg"][0].lower() + first["msg"][1:]).removeprefix("value error, ")
-        text = f"{key}={reprlib.repr(given)}: {why}"
+        # A whole section that does not fit together says itself which of its settings.
+        own = "" if first["type"] == "value_error" and isinstance(given, Mapping) else f"={reprlib.repr(given)}"
+        text = f"{key}{own}: {why}"
     return text + (f" (and {more} more)" if more else "")
 
 
