@@ -187,14 +187,16 @@ def reduced(losses: Tensor, share: Tensor, reduction: Reduction) -> Tensor:
     return losses.sum() if reduction == "sum" else losses.sum() / share.sum()
 
 
-def position_losses(logits: Tensor, target: SoftTarget, weight: Tensor | None = None) -> Tensor:
-    """``-<q, log p>`` of every position, (B, d1, ...); nothing is checked.
+def position_losses(
+    logits: Tensor, target: SoftTarget, weight: Tensor | None = None, log_p: Tensor | None = None
+) -> Tensor:
+    """``-<q, log p>`` of every position, (B, d1, ...); nothing is checked. Who has ``log_p`` need not make it again.
 
     A class whose logit is -inf is masked: q's mass on it is dropped, unless it is the label's, whose loss is infinite.
     """
     parts = [tensor for pair in target.dense for tensor in pair]
     loss: Tensor = SoftCrossEntropy.apply(
-        logits, weight, target.labels, target.classes, target.coefficients, target.floor, *parts
+        logits, log_p, weight, target.labels, target.classes, target.coefficients, target.floor, *parts
     )
     return loss
 

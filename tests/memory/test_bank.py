@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pskd import PredictionBank
 from pskd.errors import PskdError
-from pskd.memory.bank import top_classes
+from pskd.memory.likeliest import top_classes
 from pskd.memory.storage import Storage
 
 N, K = 20, 10
@@ -412,13 +412,28 @@ def test_a_key_that_does_not_fit_is_named(index: Tensor, shape: tuple[int, ...],
         PredictionBank(N, K).check(index, torch.zeros(shape))
 
 
-@pytest.mark.parametrize("num_classes", [10, 200, 1000, 1003, 70_001])
+@pytest.mark.parametrize("num_classes", [10, 100, 200, 1000, 1003, 70_001])
 @pytest.mark.parametrize("k", [1, 5, 9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_selection_finds_the_largest(num_classes: int, k: int, dtype: torch.dtype) -> None:
-    likely = torch.softmax(4 * logits_of(7, num_classes), 1).to(dtype)
-    chosen = top_classes(likely, k)
-    assert torch.equal(chosen.sort(1).values, likely.topk(k, 1).indices.sort(1).values)
+    logits = 4 * logits_of(7, num_classes).to(dtype)
+    for values in (logits, torch.log_softmax(logits, 1), torch.softmax(logits, 1)):
+        chosen = top_classes(values, k)
+        assert torch.equal(chosen.sort(1).values, values.topk(k, 1).indices.sort(1).values)
+
+
+@pytest.mark.parametrize("form", ["dense", "topk"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_log_probabilities_make_the_rows_of_their_logits(form: str, momentum: float) -> None:
+    banks = [PredictionBank(N, K, form=form, k=4, dtype=torch.float64, momentum=momentum) for _ in range(2)]
+    index = torch.arange(4)
+    for seed in (0, 1):  # the second is averaged with the first
+        logits = logits_of(4, K, seed=seed).double()
+        banks[0].record(index, logits)
+        banks[1].record(index, logits.log_softmax(1), normalised=True)
+    rows, same = (bank.recall(index) for bank in banks)
+    torch.testing.assert_close(same.values, rows.values, rtol=1e-12, atol=0)
+    assert rows.classes is None or torch.equal(same.classes, rows.classes)
 
 
 def test_the_selection_is_of_different_classes_where_values_are_equal() -> None:

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from pskd.checks import ValueChecks, at_hand, outside
 from pskd.errors import PskdError
+from pskd.fused import log_likelihood
 from pskd.memory.base import Memory, MemoryStep
+from pskd.memory.likeliest import top_classes
 from pskd.memory.storage import Storage
 from pskd.settings import Count, Range, check_arguments
 from pskd.targets import Past
@@ -24,8 +26,6 @@ from pskd.tensors import accumulation_dtype, to_device
 
 _UNLABELLED = -1
 _UNKNOWN_EPOCH, _LAST_EPOCH = -1, 2**15 - 1
-_PACK_FROM = 200  # classes
-_BLOCKS_FROM, _BLOCK = 128, 8  # classes for each one kept, and of a block
 # Rows are moved as plain integers of their size, since not every operation knows every floating type.
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -178,31 +178,39 @@ class PredictionBank(Memory):
         classes = classes & 0xFFFF if self.num_classes <= 65536 else classes
         return Past(_classes_second(values, key.shape), _classes_second(classes, key.shape), known)
 
-    def record(self, key: Tensor, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
+    def record(
+        self,
+        key: Tensor,
+        logits: Tensor,
+        *,
+        labels: Tensor | None = None,
+        take: Tensor | None = None,
+        normalised: bool = False,
+    ) -> None:
         """Write the softmax of logits (B, K, ...). Of an index that stands twice in the batch, the last one is kept."""
         self._settle()
         key = _as_index(key)
         found, self._found = self._found, None
         if found is None or found.key is not key or found.take is not take:  # not just recalled by the same step
             found = _Recalled(key, take, self._rows(key, take), None)
-        likely = logits.detach().to(accumulation_dtype(logits.dtype))
+        log_p = logits.detach().to(accumulation_dtype(logits.dtype))
+        if not normalised and (self.momentum or self.form == "topk"):
+            log_p = log_likelihood(log_p)
         if self.momentum:
             past = self._past(key, found.rows, labels, take) if found.past is None else found.past
-            likely = past.to(likely.device).averaged_with(torch.softmax(likely, 1), self.momentum)
-        elif self.form == "topk":
-            likely = torch.softmax(likely, 1)
-        if likely.ndim > 2:
-            likely = likely.movedim(1, -1).reshape(-1, self.num_classes)
+            log_p = past.to(log_p.device).averaged_with(log_p.exp(), self.momentum).log_()
+        if log_p.ndim > 2:
+            log_p = log_p.movedim(1, -1).reshape(-1, self.num_classes)
         columns = {}
         if self.form == "topk":
-            columns["classes"] = top_classes(likely, self.k)
-            likely = likely.gather(1, columns["classes"])
+            columns["classes"] = top_classes(log_p, self.k)
+            likely = log_p.gather(1, columns["classes"]).exp_()
             take = self._finite(likely[:, 0], take)
         else:
             # In proportion to the softmax, the largest 1: so no type is too small for a row.
-            largest = likely.amax(1, keepdim=True)
+            largest = log_p.amax(1, keepdim=True)
             take = self._finite(largest[:, 0], take)
-            likely = likely / largest if self.momentum else (likely - largest).exp_()
+            likely = (log_p - largest).exp_()
         columns["values"] = likely.to(self.dtype).view(_RAW[self.dtype.itemsize])
         columns["labels"] = (
             torch.full_like(likely[:, :1], _UNLABELLED) if labels is None else labels.long().reshape(-1, 1) + 1
@@ -359,27 +367,6 @@ class PredictionBank(Memory):
             self._arriving = None
             event.synchronize()
             self._write(*rows)
-
-
-def top_classes(likely: Tensor, k: int) -> Tensor:
-    """The classes (B, k) of the k largest values of each row of ``likely`` (B, K), none of them negative; in no order.
-
-    On a CPU torch.topk leaves its fast path at k > K / 64. There a value's bits and its class share one integer, which
-    numpy's vectorised selection puts in place. Of very many classes, only those in the k best blocks are looked at.
-    """
-    classes = likely.shape[1]
-    if likely.device.type != "cpu" or classes < _PACK_FROM:
-        return likely.topk(k, 1, sorted=False).indices
-    if classes >= _BLOCKS_FROM * k:
-        blocks = classes // _BLOCK  # block i holds the classes i, i + blocks, i + 2 * blocks, ...
-        even = blocks * _BLOCK
-        best = top_classes(likely[:, :even].view(-1, _BLOCK, blocks).amax(1), k)
-        inside = (best[:, None] + torch.arange(0, even, blocks)[:, None]).flatten(1)
-        inside = torch.cat((inside, torch.arange(even, classes).expand(len(likely), -1)), 1)
-        return inside.gather(1, top_classes(likely.gather(1, inside), k))
-    packed = likely.float().view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(torch.arange(classes))
-    packed.numpy().partition(classes - k, axis=1)
-    return packed[:, -k:].bitwise_and(2**32 - 1)
 
 
 def _as_index(key: Any) -> Tensor:

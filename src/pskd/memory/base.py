@@ -28,10 +28,16 @@ class MemoryStep:
         return self._memory.recall(self._key_of(part), labels=labels, take=take) if self._recalls else None
 
     def record(
-        self, part: Part | None, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None
+        self,
+        part: Part | None,
+        logits: Tensor,
+        *,
+        labels: Tensor | None = None,
+        take: Tensor | None = None,
+        normalised: bool = False,
     ) -> None:
         """Remember the part's predictions."""
-        self._memory.record(self._key_of(part), logits, labels=labels, take=take)
+        self._memory.record(self._key_of(part), logits, labels=labels, take=take, normalised=normalised)
 
     def _key_of(self, part: Part | None) -> Any:
         if part is None:
@@ -64,8 +70,19 @@ class Memory(ABC):
         """
 
     @abstractmethod
-    def record(self, key: Any, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
-        """Remember this step's predictions where ``take`` is true, from the student's logits (B, K, ...)."""
+    def record(
+        self,
+        key: Any,
+        logits: Tensor,
+        *,
+        labels: Tensor | None = None,
+        take: Tensor | None = None,
+        normalised: bool = False,
+    ) -> None:
+        """Remember this step's predictions where ``take`` is true, from the student's logits (B, K, ...).
+
+        ``normalised``: these are log-probabilities, whose exponential is the softmax.
+        """
 
     def step(self, key: Any, *, recalls: bool) -> MemoryStep:
         """What a training step asks of this memory; ``recalls`` is false where the step has no past."""

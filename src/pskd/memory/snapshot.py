@@ -94,7 +94,15 @@ class Snapshot(Memory):
         """The copy's predictions for the inputs ``key``: a tensor, a tuple of arguments or a dict of keywords."""
         return _predictions(self._output(key), None)
 
-    def record(self, key: Any, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None) -> None:
+    def record(
+        self,
+        key: Any,
+        logits: Tensor,
+        *,
+        labels: Tensor | None = None,
+        take: Tensor | None = None,
+        normalised: bool = False,
+    ) -> None:
         """Nothing is stored; the step is counted."""
         self._follow()  # also in steps that did not ask for the past
         self._step, self._behind = self._step + 1, True
@@ -214,7 +222,13 @@ class _SnapshotStep(MemoryStep):
         return _predictions(self._output, part)
 
     def record(
-        self, part: Part | None, logits: Tensor, *, labels: Tensor | None = None, take: Tensor | None = None
+        self,
+        part: Part | None,
+        logits: Tensor,
+        *,
+        labels: Tensor | None = None,
+        take: Tensor | None = None,
+        normalised: bool = False,
     ) -> None:
         if not self._counted:
             self._snapshot.record(self._key, logits)

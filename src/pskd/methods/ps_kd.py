@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Literal, Self
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pskd.checks import at_hand
 from pskd.errors import PskdError
+from pskd.fused import log_likelihood
 from pskd.linear_head import Output, Part
 from pskd.memory.base import Memory, MemoryStep
 from pskd.memory.snapshot import Snapshot
@@ -40,7 +39,6 @@ from pskd.targets import (
     position_losses,
     reduced,
 )
-from pskd.tensors import accumulation_dtype
 
 
 @methods.register("ps_kd")
@@ -231,7 +229,8 @@ class PSKD(Remembering):
         weight = self.weight_at(logits)
         check_shapes(logits, targets, weight=weight)
         step.check(part, logits)
-        targets = self._checked(logits, targets)
+        log_p = log_likelihood(logits)
+        targets = self._checked(log_p, targets)
         labels = targets if isinstance(targets, Tensor) and not targets.is_floating_point() else None
         take = taken(logits, labels, distilled)
         past = step.past(part, labels=labels, take=take)
@@ -243,8 +242,8 @@ class PSKD(Remembering):
             if self.watch is not None:
                 self.watch(logits, targets, past, alpha)
             target = target.mixed_with(past, alpha)
-        losses = position_losses(logits, target, weight)
-        step.record(part, logits, labels=labels, take=take)
+        losses = position_losses(logits, target, weight, log_p)
+        step.record(part, log_p, labels=labels, take=take, normalised=True)
         return losses, target.share, alpha
 
     def _alpha_of_call(self) -> float:
@@ -270,9 +269,9 @@ class PSKD(Remembering):
         at = f" at {self._ramp.unit} {self._epoch}, alpha_t={self.alpha_t:.3g}" if self._begun else ""
         return super().__repr__() + at
 
-    def _checked(self, logits: Tensor, targets: Targets) -> Targets:
+    def _checked(self, log_p: Tensor, targets: Targets) -> Targets:
         """The targets, after a look at all values: wrong ones raise here or, on an accelerator, one step later."""
-        wrong, epoch = _not_finite(logits.detach()) if self.strict else None, self._epoch
+        wrong, epoch = _not_finite(log_p) if self.strict else None, self._epoch
         if wrong is not None:
             self._checks.require_none(
                 wrong,
@@ -281,7 +280,7 @@ class PSKD(Remembering):
                     " lower the learning rate or look for a division by zero in the model"
                 ),
             )
-        return check_targets(targets, logits.shape[1], IGNORE_INDEX, self._checks)
+        return check_targets(targets, log_p.shape[1], IGNORE_INDEX, self._checks)
 
 
 def ps_kd_loss(logits: Tensor, labels: Tensor, past: Tensor, alpha: float) -> Tensor:
@@ -301,11 +300,10 @@ def trust(target: SoftTarget, past: Past) -> Tensor:
     return target.agreement(past).clamp(max=1) ** 4
 
 
-def _not_finite(logits: Tensor) -> Tensor | None:
-    """True (B, ...) where no prediction can be made: a logit is NaN or +inf, or all are -inf; None: nowhere.
+def _not_finite(log_p: Tensor) -> Tensor | None:
+    """True (B, ...) where there is no prediction: a logit is NaN or +inf, or all are -inf; None: nowhere.
 
-    Values not at hand get a mask.
+    Each of these makes all of a log softmax NaN, so one class tells. Values not at hand get a mask.
     """
-    if at_hand(logits) and math.isfinite(logits.sum(dtype=accumulation_dtype(logits.dtype))):
-        return None
-    return ~torch.isfinite(logits.amax(1))
+    wrong = log_p[:, 0].isnan()
+    return None if at_hand(wrong) and not bool(wrong.any()) else wrong
