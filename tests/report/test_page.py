@@ -122,6 +122,18 @@ def test_a_folder_whose_name_is_no_text(two_hundred: list[Path], tmp_path: Path)
     assert "runs \\udcff" in unquote(link)
 
 
+def test_a_run_whose_predictions_were_not_kept_has_its_numbers_and_curves(finished: Study, tmp_path: Path) -> None:
+    runs = [Path(shutil.copytree(finished.run_folder(key), tmp_path / key)) for key in list(finished.cells())[:2]]
+    error = json.loads((runs[1] / "result.json").read_text())["top1_error"]
+    for run in runs:
+        (run / "predictions.npz").unlink()
+    report(runs, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "2 of 2 runs have no predictions.npz: what is made of single predictions is left out." in page
+    assert f"{error:.2f}" in page
+    assert "Training loss over the epochs" in page
+
+
 def test_what_a_page_leaves_out_it_says() -> None:
     drawn = [Figure("reliability", f"reliability-{place}", "", "", lambda axes: None) for place in range(17)]
     drawn.append(Figure("ablation", "ablation", "", "", lambda axes: None))

@@ -27,6 +27,7 @@ from pskd.report.summary import Table, by_class, compare
 from pskd.runs.files import one_line_errors, write_named
 from pskd.study.results import Collection, Run, collect
 
+NO_PREDICTIONS = "{} of {} runs have no predictions.npz: what is made of single predictions is left out."
 TITLES = {
     "calibration": "Calibration and confidence",
     "risk_coverage": "Calibration and confidence",
@@ -155,7 +156,10 @@ def report(
 def _part(place: int, collection: Collection, samples: Sequence[int]) -> Part:
     comparison = compare(collection)
     tables = [comparison]
-    if all(run.config.task == "classification" for run in collection.runs) and collection.show.split == "test":
+    classifiers = all(run.config.task == "classification" for run in collection.runs)
+    if classifiers and (bare := sum(run.scores is None for run in collection.runs)):
+        tables[0] = replace(tables[0], notes=[*tables[0].notes, NO_PREDICTIONS.format(bare, len(collection.runs))])
+    elif classifiers and collection.show.split == "test":
         ensembles = compare(collection, ensembles=True)
         if any(ensembles.frames.values()):
             tables.append(ensembles)

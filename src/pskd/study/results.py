@@ -77,7 +77,7 @@ class Run:
 
     @property
     def scores(self) -> Scores | None:
-        """None for a task without classes to be sure of."""
+        """None for a task without classes to be sure of, and where the predictions were not kept."""
         return self._first_look[0]
 
     @cached_property
@@ -111,8 +111,8 @@ class Run:
         return recorded or (None if self.history is None else self.history.num_samples)
 
     def predictions(self) -> Predictions | None:
-        """Read anew each time: a data set's probabilities are large."""
-        if self.config.task != "classification":
+        """Read anew each time: a data set's probabilities are large. None where their file was not kept."""
+        if self.config.task != "classification" or not self.folder.predictions_file.is_file():
             return None
         return predictions.read(self.folder.path, self.split)
 
