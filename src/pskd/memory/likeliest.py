@@ -23,7 +23,8 @@ def top_classes(values: Tensor, k: int) -> Tensor:
         even = blocks * _BLOCK
         best = top_classes(values[:, :even].view(-1, _BLOCK, blocks).amax(1), k)
         inside = (best[:, None] + torch.arange(0, even, blocks)[:, None]).flatten(1)
-        inside = torch.cat((inside, torch.arange(even, classes).expand(len(values), -1)), 1)
+        if even < classes:
+            inside = torch.cat((inside, torch.arange(even, classes).expand(len(values), -1)), 1)
         return inside.gather(1, top_classes(values.gather(1, inside), k))
     bits = values.float().view(torch.int32)
     bits = bits ^ (bits >> 31 & 2**31 - 1)  # in the order of the numbers that they stand for, negative ones too
