@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,15 @@ def test_a_stop_that_was_asked_for_is_no_failure(
     study = Study.of("mine", StudyFile(about="", recipe="digits", axes={"seed": [0]}), tmp_path)
     with pytest.raises(error):
         worker.run(study, 1, None, lambda line: None)
+
+
+def test_workers_are_out_of_reach_of_ctrl_c_but_not_of_nice(tmp_path: Path) -> None:
+    study = Study.of("mine", StudyFile(about="", recipe="digits", axes={"seed": [0]}), tmp_path)
+    study.save()
+    crew = worker.Crew(study, 1, None)
+    crew.start()
+    try:
+        pid = crew.processes[0].pid
+        assert (os.getsid(pid), os.getpgid(pid)) == (os.getsid(0), pid)
+    finally:
+        crew.stop()

@@ -174,9 +174,15 @@ class Crew:
         command += ["--patience", f"{self.patience / 60:g}"]
         command += ["--allow-code"] if self.study.allow_code else []
         with open_own(self.log(number), "ab") as log:
-            # In a session of its own: a Ctrl-C reaches the crew's owner alone, who then asks every worker once.
+            # In a process group of its own: a Ctrl-C reaches the crew's owner alone, who then asks every worker once.
+            # Not in a session of its own, which Linux schedules on a par with all others, whatever its `nice`.
             return subprocess.Popen(
-                command, env={**os.environ, **environment}, stdout=log, stderr=log, start_new_session=True
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
             )
 
 
