@@ -24,15 +24,15 @@ def collection(show: Show) -> Collection:
     rows = []
     for (images, epochs, alpha), values in ERRORS.items():
         runs: Any = [SimpleNamespace(seed=seed, metrics={"top1_error": value}) for seed, value in enumerate(values)]
-        rows.append(Row({"images": images, "epochs": epochs, "alpha": alpha}, runs))
+        rows.append(Row({"data.per_class": images, "epochs": epochs, "alpha": alpha}, runs))
     return Collection("map", "", rows, show)
 
 
 def test_a_map_of_paired_differences() -> None:
-    (figure,) = maps(collection(Show(map=("images", "epochs"))))
+    (figure,) = maps(collection(Show(map=("data.per_class", "epochs"))))
     assert figure.title == "Top-1 err (%): alpha 0.8 minus alpha 0.0"
-    assert "images 10, epochs 30: +3*" in figure.alt
-    assert "images 10, epochs 100: +0." in figure.alt.replace("+0;", "+0.;")
+    assert "training images a class 10, epochs 30: +3*" in figure.alt
+    assert "training images a class 10, epochs 100: +0." in figure.alt.replace("+0;", "+0.;")
     assert "epochs 100: +0*" not in figure.alt
     assert "<svg" in figure.svg()
     assert list(maps(collection(Show()))) == []

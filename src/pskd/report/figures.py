@@ -15,7 +15,7 @@ from pskd.report.confusion import confusions
 from pskd.report.figure import COLOURS, INK, POINTS, SAID, Figure, Palette, slug, titled
 from pskd.report.maps import maps
 from pskd.report.training import curves, hard_examples, rescaling
-from pskd.study.results import Collection, Row, Scores
+from pskd.study.results import Collection, Row, Scores, axis_name
 
 LINES = len(COLOURS)  # in a frame
 FRAMES = 6  # of a collection that have figures
@@ -217,6 +217,7 @@ def ablation(collection: Collection) -> Iterator[Figure]:
     """Metrics over the study's x axis: mean and standard deviation over seeds, and each seed as a dot."""
     x = collection.show.x
     rows = [row for row in collection.rows if x in row.labels] if x else []
+    name = axis_name(x or "")
     for metric in collection.columns if rows else ():
         at = [float(row.labels[x]) for row in rows]  # type: ignore[index]
         values = [row.values(metric) for row in rows]
@@ -228,14 +229,14 @@ def ablation(collection: Collection) -> Iterator[Figure]:
             centre = [statistics.fmean(own) for own in values]
             bars = axes.errorbar(at, centre, spread, color=COLOURS[5], marker="o", markersize=4, capsize=2)
             bars.lines[0].set_label(METRICS[metric].heading)
-            axes.set(xlabel=x, ylabel=f"{collection.show.split} {METRICS[metric].heading}")
+            axes.set(xlabel=name, ylabel=f"{collection.show.split} {METRICS[metric].heading}")
 
         means = ", ".join(f"{place:g}: {statistics.fmean(own):.4g}" for place, own in zip(at, values, strict=True))
         yield Figure(
             "ablation",
             f"ablation-{slug(metric)}",
-            f"{METRICS[metric].heading} over {x}",
-            f"Mean {METRICS[metric].heading} over {x}: {means}.",
+            f"{METRICS[metric].heading} over {name}",
+            f"Mean {METRICS[metric].heading} over {name}: {means}.",
             draw,
             caption="Dots: seeds; bars: their standard deviation.",
         )

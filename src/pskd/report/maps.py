@@ -11,7 +11,7 @@ import numpy as np
 from pskd.metrics.catalogue import METRICS
 from pskd.report.figure import Figure, slug
 from pskd.report.significance import ENOUGH_SEEDS, LEVEL, paired_chance, pass_holm
-from pskd.study.results import Collection, Row
+from pskd.study.results import Collection, Row, axis_name
 
 BETTER, WORSE = "#3b82d6", "#d6453d"
 
@@ -44,7 +44,7 @@ def maps(collection: Collection) -> Iterator[Figure]:
             }
             if found and METRICS[metric].higher_is_better is not None:
                 baseline = next(iter(collection.frames.values()))[0].short
-                yield _map(found, metric, short, baseline, (down, across))
+                yield _map(found, metric, short, baseline, (axis_name(down), axis_name(across)))
 
 
 def _map(

@@ -39,6 +39,12 @@ DATA_NAMES = {
     "multi30k": "Multi30k",
 }
 
+AXIS_NAMES = {
+    "data.per_class": "training images a class",
+    "data.noise": "share of wrong labels",
+    "method.alpha": "alpha_T",
+}
+
 
 class Scores(NamedTuple):
     """Of each sample of a split: how sure the model is, (N), and whether it is right, (N)."""
@@ -222,6 +228,11 @@ def method_title(name: str) -> str:
     """A method's name for people."""
     method = registry.methods.get(name)
     return getattr(method, "title", "") or name
+
+
+def axis_name(axis: str) -> str:
+    """A setting's name for people who have never seen a settings file."""
+    return AXIS_NAMES.get(axis, axis)
 
 
 def _shown(axis: str, label: str) -> str:
