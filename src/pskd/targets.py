@@ -89,20 +89,11 @@ class SoftTarget(NamedTuple):
             coefficients = torch.cat((target.coefficients, coefficients), 1)
         return target._with(classes=classes, coefficients=coefficients, floor=rest * trust)
 
-    def agreement(self, past: Past) -> Tensor:
-        """``<q, past>``, (B, ...): what the past gave to the labels q; 0 where they are ignored."""
-        values = past.values.to(self.share.dtype)
-        if past.classes is None:
-            if self.classes is None or self.coefficients is None:
-                return (self.dense[0].values * values).sum(1)
-            return class_sum(values.gather(1, self.classes) * self.coefficients)
-        kept, rest = _top_k_shares(values, self.num_classes)
-        above = kept - rest[:, None]
+    def likelihood(self, log_p: Tensor) -> Tensor:
+        """``<q, p>`` of the labels q, (B, ...): what a prediction gives them; 0 where they are ignored."""
         if self.classes is None or self.coefficients is None:
-            return class_sum(self.dense[0].values.gather(1, past.classes.long()) * above) + rest
-        same = past.classes[:, None] == self.classes[:, :, None]  # (B, m, k, ...)
-        given = (same * above[:, None]).sum(2) + rest[:, None]
-        return class_sum(given * self.coefficients)
+            return (self.dense[0].values * log_p.exp()).sum(1)
+        return class_sum(log_p.gather(1, self.classes).exp() * self.coefficients)
 
     def smoothed(self, epsilon: float | Tensor) -> SoftTarget:
         """``(1 - epsilon) * q + epsilon / K``."""

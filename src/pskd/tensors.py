@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 
@@ -28,6 +29,11 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type that sums over classes are made in: float32, or float64 for float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def several_processes() -> bool:
+    """Whether this process is one of several that train together."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def cached_parts(images: Tensor, part_bytes: int = 2**20) -> list[slice]:

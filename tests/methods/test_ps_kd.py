@@ -20,8 +20,6 @@ from pskd import PSKD, TFKD, Hard, Indexed, LinearHead, Loss, PredictionBank, Sn
 from pskd.checks import ValueChecks
 from pskd.errors import PskdError
 from pskd.memory.base import Memory
-from pskd.methods.ps_kd import trust
-from pskd.targets import Past, label_target
 
 N, K = 12, 4
 
@@ -479,77 +477,116 @@ def test_an_index_may_be_a_list() -> None:
     torch.testing.assert_close(torch.stack(losses), losses[0].expand(4))
 
 
-def pasts() -> list[Past]:
-    """Predictions of three positions, dense and as their top two."""
-    dense = torch.tensor([[0.7, 0.2, 0.06, 0.04], [0.1, 0.2, 0.3, 0.4], [0.25, 0.35, 0.3, 0.1]], dtype=torch.float64)
-    values, classes = dense.topk(2, 1)
-    return [Past(dense), Past(values, classes)]
-
-
-def whole(past: Past) -> Tensor:
-    """What a top-k past stands for: its rest is spread evenly over the other classes."""
-    if past.classes is None:
-        return past.values
-    rest = (1 - past.values.sum(1, keepdim=True)) / (4 - past.values.shape[1])
-    return rest.repeat(1, 4).scatter(1, past.classes, past.values)
-
-
-@pytest.mark.parametrize("past", pasts())
-@pytest.mark.parametrize("kind", ["indices", "mixed", "probabilities"])
-def test_alpha_of_its_own_is_the_fourth_power_of_what_the_past_gave_the_label(kind: str, past: Past) -> None:
-    logits = logits_of(3, 4, seed=5).double().detach().requires_grad_()
-    first, second, lam = torch.tensor([0, 3, 2]), torch.tensor([1, 1, 2]), torch.tensor([1.0, 0.3, 0.5]).double()
-    q = F.one_hot(first, 4).double()
-    targets: Any = first
-    if kind != "indices":
-        q = lam[:, None] * q + (1 - lam[:, None]) * F.one_hot(second, 4)
-        targets = (first, second, lam) if kind == "mixed" else q
-    alpha = trust(label_target(logits, targets), past)
-    expected = [(q[row] * whole(past)[row]).sum() ** 4 for row in range(3)]
-    torch.testing.assert_close(alpha, torch.stack(expected))
-
-
 @pytest.mark.parametrize("form", ["dense", "topk"])
-def test_auto_by_hand_over_epochs(form: Literal["dense", "topk"]) -> None:
-    """A slow transcription beside it: every sample's target, one after the other."""
-    distill = PSKD(epochs=3, alpha="auto", memory=PredictionBank(N, K, form=form, k=2, dtype=torch.float64))
-    labels, index = torch.arange(N) % K, torch.arange(N)
+@pytest.mark.parametrize("epochs", [60, 100, 300])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_auto_by_hand_over_epochs(form: Literal["dense", "topk"], epochs: int, parts: int) -> None:
+    """A slow transcription beside it, every sample's target, one after the other; the batch in one or several calls."""
+    distill = PSKD(epochs=epochs, alpha="auto", memory=PredictionBank(N, K, form=form, k=2, dtype=torch.float64))
+    labels = torch.arange(N) % K
     labels[2] = -100
     rows: dict[int, Tensor] = {}
+    learnt = 0.0
     for epoch in range(3):
         distill.start_epoch(epoch)
         logits = logits_of(N, K, seed=epoch).double().detach().requires_grad_()
-        terms = []
-        for sample in range(N):
-            if sample == 2:
-                continue
-            y = F.one_hot(labels[sample], K).double()
-            past = rows.get(sample, y)
-            alpha = past[labels[sample]] ** 4 if sample in rows else 0.0
-            q = (1 - alpha) * y + alpha * past
-            terms.append(-(q * logits[sample].log_softmax(0)).sum())
-        expected = torch.stack(terms).mean()
-        (gradient,) = torch.autograd.grad(expected, logits, retain_graph=True)
-        loss = distill(logits, labels, index=index)
-        torch.testing.assert_close(loss, expected)
-        torch.testing.assert_close(torch.autograd.grad(loss, logits)[0], gradient)
+        alpha = (epoch + 1) / epochs * learnt ** max(1, 100 / epochs)
+        given = []
+        for index in torch.arange(N).chunk(parts):
+            terms = []
+            for sample in index.tolist():
+                if sample == 2:
+                    continue
+                y = F.one_hot(labels[sample], K).double()
+                q = (1 - alpha) * y + alpha * rows.get(sample, y)
+                terms.append(-(q * logits[sample].log_softmax(0)).sum())
+                given.append(float(logits[sample].detach().softmax(0)[labels[sample]]))
+            expected = torch.stack(terms).mean()
+            (gradient,) = torch.autograd.grad(expected, logits, retain_graph=True)
+            loss = distill(logits[index], labels[index], index=index)
+            torch.testing.assert_close(loss, expected)
+            torch.testing.assert_close(torch.autograd.grad(loss, logits)[0], gradient)
         for sample, p in enumerate(logits.detach().softmax(1)):
             values, classes = p.topk(2 if form == "topk" else K)
             rest = (1 - values.sum()) / max(1, K - len(values))
             rows[sample] = torch.full_like(p, float(rest)).scatter(0, classes, values)
-    assert distill.logged() == {}
+        assert distill.logged() == {"alpha_t": pytest.approx(alpha)}
+        learnt = sum(given) / len(given)
+
+
+@pytest.mark.parametrize("kind", ["indices", "mixed", "probabilities"])
+def test_auto_counts_what_labels_of_every_kind_were_given(kind: str) -> None:
+    """<q, p>; where a sample is not distilled, or its prediction not finite, it does not count, or as nothing."""
+    q = torch.tensor([[0.3, 0.7, 0, 0], [0, 0, 0, 1.0], [1, 0, 0, 0], [0, 0, 1, 0]], dtype=torch.float64)
+    targets: Any = q
+    if kind == "indices":
+        targets = torch.tensor([1, 3, 0, 2])
+        q = F.one_hot(targets, K).double()
+    elif kind == "mixed":
+        lam = torch.tensor([0.3, 1.0, 1.0, 1.0], dtype=torch.float64)
+        targets = torch.tensor([0, 3, 0, 2]), torch.tensor([1, 3, 0, 2]), lam
+    logits = logits_of(4, K, seed=1).double().detach()
+    logits[2] = math.nan
+    distill = PSKD(epochs=100, alpha="auto", memory=PredictionBank(4, K, dtype=torch.float64))
+    distill.strict = False
+    distill.start_epoch(0)
+    distilled = torch.tensor([True, True, True, False])
+    distill(logits.requires_grad_(), targets, index=torch.arange(4), distilled=distilled)
+    distill.start_epoch(1)
+    given = (q * logits.detach().softmax(1))[:2].sum()
+    assert distill.alpha_t == pytest.approx(2 / 100 * float(given) / 3)
+
+
+def test_auto_goes_on_in_the_middle_of_an_epoch() -> None:
+    def made() -> PSKD:
+        return PSKD(epochs=100, alpha="auto", memory=PredictionBank(N, K))
+
+    def step(distill: PSKD, half: int) -> float:
+        index = torch.arange(N).chunk(2)[half]
+        return float(distill(logits_of(N // 2, K, seed=half), index % K, index=index).detach())
+
+    whole, broken = made(), made()
+    for distill in (whole, broken):
+        distill.start_epoch(0)
+        step(distill, 0)
+    state = broken.state_dict()
+    broken = made()
+    broken.load_state_dict(state)
+    broken.start_epoch(0)
+    for distill in (whole, broken):
+        step(distill, 1)
+        distill.start_epoch(1)
+    assert broken.alpha_t == whole.alpha_t > 0
+    assert step(broken, 0) == step(whole, 0)
+    del state["learnt"]  # of an older version
+    older = made()
+    older.load_state_dict(state)
+    older.start_epoch(0)
+    assert older.alpha_t == 0
 
 
 def test_auto_stays_plain_where_nothing_was_learnt() -> None:
-    """A past that gives the label 1% moves the target by less than 1%."""
+    """A model that gives its labels 1% leaves them as they are, and so does a short training."""
     distill = PSKD(epochs=2, alpha="auto", memory=PredictionBank(1, 100, dtype=torch.float64))
-    distill.start_epoch(0)
     flat = torch.zeros(1, 100, dtype=torch.float64, requires_grad=True)
-    plain = distill(flat, torch.tensor([3]), index=torch.tensor([0]))
-    distill.start_epoch(1)
-    assert distill(flat, torch.tensor([3]), index=torch.tensor([0])).item() == pytest.approx(plain.item(), rel=1e-4)
+    for epoch in range(2):
+        distill.start_epoch(epoch)
+        loss = distill(flat, torch.tensor([3]), index=torch.tensor([0]))
+        assert loss.item() == pytest.approx(math.log(100), rel=1e-12)
     with pytest.raises(PskdError, match="alpha is 'automatic'; allowed are auto"):
         PSKD(epochs=2, alpha="automatic", memory=PredictionBank(1, 100))  # type: ignore[arg-type]
+
+
+def test_auto_of_a_stream_knows_all_steps_so_far() -> None:
+    model = nn.Linear(3, K)
+    distill = PSKD(steps=4, alpha="auto", memory=Snapshot(model, refresh=2))
+    given = []
+    for step in range(3):
+        inputs = torch.randn(5, 3, generator=torch.Generator().manual_seed(step))
+        distill(model(inputs), torch.zeros(5, dtype=torch.long), inputs=inputs)
+        expected = (step + 1) / 4 * (sum(given) / len(given) if given else 0.0)
+        assert distill.alpha_t == pytest.approx(expected, rel=1e-5)
+        given.append(float(model(inputs).softmax(1)[:, 0].mean().detach()))
 
 
 def test_steps_instead_of_epochs() -> None:

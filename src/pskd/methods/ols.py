@@ -16,7 +16,7 @@ from pskd.methods.remembering import Paced, check_trains, taken
 from pskd.names import methods
 from pskd.settings import Count, Share, check_arguments
 from pskd.targets import Past, Reduction, Targets, position_losses, reduced
-from pskd.tensors import accumulation_dtype
+from pskd.tensors import accumulation_dtype, several_processes
 
 
 @methods.register("ols")
@@ -91,7 +91,7 @@ class OLS(Paced):
     def _learn(self, logits: Tensor, labels: Tensor | None, distilled: Tensor | None) -> None:
         """Add the predictions that are right to the sums of their classes."""
         self._sums = self._sums.to(logits.device, accumulation_dtype(logits.dtype))
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        several = several_processes()
         added = torch.zeros_like(self._sums) if several else self._sums
         if labels is not None:
             right = logits.argmax(1) == labels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -23,15 +24,13 @@ from pskd.methods.base import (
 )
 from pskd.methods.cs_kd import TEMPERATURE, partner_divergence
 from pskd.methods.distilling import label_weights
-from pskd.methods.ramp import Ramp
+from pskd.methods.ramp import Learnt, Ramp
 from pskd.methods.remembering import FloatName, Form, Remembering, bank_for, check_trains, fitted, taken
 from pskd.names import methods
-from pskd.schedules import SCHEDULES, Schedule, ScheduleName, constant
+from pskd.schedules import SCHEDULES, Schedule, ScheduleName
 from pskd.settings import Count, NotNegative, Place, Positive, Range, Share, check_arguments
 from pskd.targets import (
-    Past,
     Reduction,
-    SoftTarget,
     Targets,
     check_shapes,
     check_targets,
@@ -39,6 +38,8 @@ from pskd.targets import (
     position_losses,
     reduced,
 )
+
+AUTO_LONG = 100  # epochs from which on alpha="auto" takes m as it is
 
 
 @methods.register("ps_kd")
@@ -50,8 +51,9 @@ class PSKD(Remembering):
         steps: T in steps instead, for a stream that has no epochs: every call is a step, unless ``start_step`` says
             which it is; after the last one alpha stays, and ``start_epoch`` does nothing.
         alpha: alpha_T, the one hyperparameter. The paper: 0.8 on CIFAR-100, 0.3 on ImageNet, 0.7 on translation.
-            "auto", ours: no calendar; each sample has an alpha of its own, ``P_(t-1)(y)^4``, so that its past is
-            trusted as far as it has learnt its label. Short trainings stay nearly plain.
+            "auto", ours: ``alpha_T = m^k``, where m is the mean that the model gave to its labels in the epoch before
+            (with ``steps``, so far), and ``k = max(1, 100 / epochs)`` (with ``steps`` 1). The past is trusted as far
+            as the training data are learnt, and short trainings stay plain. Several processes add up m in every step.
         schedule: "linear" (the paper's), "step", "exponential", "cosine", "constant", or a function of t/T.
         memory: where P_(t-1) comes from, ``PredictionBank`` (call with ``index=``) or ``Snapshot`` (with ``inputs=``).
         partners: W, ours, 0 in the paper. ``W * (1 - alpha_t)`` times the term of CS-KD at its temperature of 4 is
@@ -91,8 +93,9 @@ class PSKD(Remembering):
         super().__init__(epochs, memory, reduction=reduction, weight=weight)
         self.steps, self.alpha, self.partners = steps, alpha, partners
         self.schedule = SCHEDULES[schedule] if isinstance(schedule, str) else schedule
-        grows = (1.0, constant) if alpha == "auto" else (alpha, self.schedule)
-        self._ramp = Ramp(*grows, epochs or steps or 1, "step" if epochs is None else "epoch")
+        most = 1.0 if alpha == "auto" else alpha
+        self._ramp = Ramp(most, self.schedule, epochs or steps or 1, "step" if epochs is None else "epoch")
+        self._learnt = Learnt(max(1.0, AUTO_LONG / (epochs or AUTO_LONG))) if alpha == "auto" else None
         self._counts_itself = steps is not None
         if partners:
             self.needs |= {"partner_logits"}
@@ -138,14 +141,19 @@ class PSKD(Remembering):
         return super().from_settings(around, memory=made, **settings)
 
     def logged(self) -> dict[str, float]:
-        return {} if self.alpha == "auto" else {"alpha_t": self.alpha_t}
+        return {"alpha_t": self.alpha_t}
 
     @property
     def alpha_t(self) -> float:
-        """alpha in the current epoch (Eq. 5; the paper counts epochs from 1), or step; of "auto" the most, 1."""
+        """alpha in the current epoch (Eq. 5; the paper counts epochs from 1), or step."""
         if self.steps is not None and not self._begun:
             raise PskdError("alpha_t: no step was made yet")
-        return self._ramp.at(self.epoch)
+        return float(self._alpha())
+
+    def _alpha(self) -> float | Tensor:
+        """alpha_t; that of "auto" stays on the device."""
+        alpha = self._ramp.at(self.epoch)
+        return alpha if self._learnt is None else alpha * self._learnt.share()
 
     def start_epoch(self, epoch: int) -> None:
         if self.steps is None:
@@ -154,6 +162,9 @@ class PSKD(Remembering):
     def begin(self, epoch: int, *, anew: bool) -> None:
         self._ramp.at(epoch)  # a schedule that leaves its range is refused before anything changes
         super().begin(epoch, anew=anew)
+        if self._learnt is not None and epoch != self._epoch:
+            self._learnt.renew()
+            self._learnt.forget()
 
     def start_step(self, step: int) -> None:
         """Begin the 0-based ``step``, where not every call is one: with ``PSKD(steps=...)``, before its first batch."""
@@ -170,6 +181,8 @@ class PSKD(Remembering):
         if self._epoch is None:
             self.memory.clear()  # it may have served another training
         self.memory.start_step(step)
+        if self._learnt is not None:
+            self._learnt.renew()
         self._epoch, self._begun = step, True
 
     def loss(
@@ -199,6 +212,8 @@ class PSKD(Remembering):
         step = self.step(output, index, inputs, recalls=self.steps is not None or self.epoch > 0)
         if self.partners:
             output = whole_logits(output)
+        if self._learnt is not None:
+            self._learnt.start_step()
         parts: dict[str, Tensor] = {}
 
         def losses(
@@ -214,6 +229,8 @@ class PSKD(Remembering):
             return each, share
 
         total = batch_loss(output, targets, distilled, losses, self.reduction)
+        if self._learnt is not None:
+            self._learnt.end_step()
         return Loss(total, {"soft_cross_entropy": total.detach() - sum(parts.values()), **parts})
 
     def _losses(
@@ -236,8 +253,8 @@ class PSKD(Remembering):
         past = step.past(part, labels=labels, take=take)
         target = label_target(logits, targets, IGNORE_INDEX, weight)
         past = None if past is None else fitted(past, logits, take)
-        if self.alpha == "auto":
-            alpha = 0.0 if past is None else trust(target, past)  # nothing is trusted before there is a past
+        if self._learnt is not None:
+            self._learnt.add(target.likelihood(log_p), take)
         if past is not None:
             if self.watch is not None:
                 self.watch(logits, targets, past, alpha)
@@ -246,14 +263,15 @@ class PSKD(Remembering):
         step.record(part, log_p, labels=labels, take=take, normalised=True)
         return losses, target.share, alpha
 
-    def _alpha_of_call(self) -> float:
+    def _alpha_of_call(self) -> float | Tensor:
         """alpha_t of this batch; where nobody counts steps, it is one."""
         if self._counts_itself:
             self._begin_step(0 if self._epoch is None else self._epoch + 1)
-        return self.alpha_t
+        return self._alpha()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), **self._ramp.state_dict()}
+        learnt = {} if self._learnt is None else {"learnt": self._learnt.state()}
+        return {**super().state_dict(), **self._ramp.state_dict(), **learnt}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue in the epoch that was saved or after it: ``start_epoch`` takes either.
@@ -261,9 +279,15 @@ class PSKD(Remembering):
         ``epochs`` or ``steps`` may be others than then; what that makes of alpha is said in a warning.
         """
         self._ramp.check_state(state)
-        super().load_state_dict({**self._ramp.state_dict(), **state})  # an older version's says nothing of the length
-        if self._epoch is not None:
+        older: dict[str, Any] = {**self._ramp.state_dict(), "learnt": torch.zeros(3)}  # it says nothing of these
+        super().load_state_dict({**older, **state})
+        if self._epoch is not None and self._learnt is None:
             self._ramp.tell_change(state, self._epoch)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        super()._load(state)
+        if self._learnt is not None:
+            self._learnt.load(state["learnt"])
 
     def __repr__(self) -> str:
         at = f" at {self._ramp.unit} {self._epoch}, alpha_t={self.alpha_t:.3g}" if self._begun else ""
@@ -289,15 +313,6 @@ def ps_kd_loss(logits: Tensor, labels: Tensor, past: Tensor, alpha: float) -> Te
     q = (1 - alpha) * y + alpha * past
     log_p = logits.log_softmax(1)
     return -(q * log_p).sum(1).mean()
-
-
-def trust(target: SoftTarget, past: Past) -> Tensor:
-    """alpha of "auto", (B, d1, ...): the fourth power of what the past gave to the label.
-
-    Of 0.8, 1st, 2nd and 4th power, and their means over a batch, this did no harm to short trainings and kept most of
-    the gain of long ones (results/when-it-helps).
-    """
-    return target.agreement(past).clamp(max=1) ** 4
 
 
 def _not_finite(log_p: Tensor) -> Tensor | None:

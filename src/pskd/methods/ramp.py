@@ -1,12 +1,17 @@
-"""How far the past is trusted, Eq. 5: alpha grows over a training, which is counted in epochs or in steps."""
+"""How far the past is trusted: alpha grows over a training, Eq. 5, or with what has been learnt of its data."""
 
 from __future__ import annotations
 
 import warnings
 from typing import Any, NamedTuple
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
 from pskd.errors import PskdError
 from pskd.schedules import Schedule
+from pskd.tensors import several_processes
 
 
 class Ramp(NamedTuple):
@@ -42,3 +47,48 @@ class Ramp(NamedTuple):
                 f" {self.unit} {place}, is {now:.3g} there now, and goes on to {self.at(self.length):.3g}",
                 stacklevel=3,
             )
+
+
+class Learnt:
+    """``m^power``: m is the mean of what a model gave to its labels in the epoch before, 0 in the first one.
+
+    It is a tensor of the device that trains, so that nothing waits for it, and the same in all processes.
+    """
+
+    def __init__(self, power: float) -> None:
+        self.power = power
+        self._mean, self._sums = torch.zeros(()), torch.zeros(2)  # of this epoch: what labels were given; how many
+        self._step: Tensor | None = None  # the same of this step
+
+    def share(self) -> Tensor:
+        return self._mean**self.power
+
+    def start_step(self) -> None:
+        self._step = None  # that of a batch that was refused
+
+    def add(self, given: Tensor, take: Tensor | None) -> None:
+        """What labels were given, (B, d1, ...); those where ``take`` is false do not count."""
+        counts = torch.ones_like(given) if take is None else take.to(given.dtype)
+        found = torch.stack(((given.nan_to_num() * counts).sum(), counts.sum()))
+        self._step = found if self._step is None else self._step + found
+
+    def end_step(self) -> None:
+        """All parts of a step were added. Every process has to come here as often as the others."""
+        added = self._sums.new_zeros(2) if self._step is None else self._step
+        if several_processes():
+            dist.all_reduce(added)
+        self._sums = self._sums.to(added) + added
+
+    def renew(self) -> None:
+        """m from what was added since it was last forgotten."""
+        self._mean = self._sums[0] / self._sums[1].clamp_min(1)
+
+    def forget(self) -> None:
+        self._sums = torch.zeros_like(self._sums)
+
+    def state(self) -> Tensor:
+        """(3), to save."""
+        return torch.cat((self._mean[None].to(self._sums), self._sums))
+
+    def load(self, state: Tensor) -> None:
+        self._mean, self._sums = state[0].clone(), state[1:].clone()
