@@ -88,6 +88,7 @@ def test_the_condition_of_the_rescaling() -> None:
     expected = [all(alpha <= p[n, i] / past[n, i] for i in range(5) if i != labels[n]) for n in range(200)]
     assert 20 < sum(expected) < 180
     assert only_rescaled(logits, labels, Past(past), alpha).tolist() == expected
+    assert only_rescaled(logits, labels, Past(past), torch.tensor(alpha)).tolist() == expected  # as alpha=auto has it
     whole = Past(past.gather(1, order := past.argsort(1, descending=True)), order)
     assert only_rescaled(logits, labels, whole, alpha).tolist() == expected
     top = Past(whole.values[:, :2], order[:, :2])

@@ -178,7 +178,6 @@ def _zeros(size: int, device: torch.device, scratch: Path | None) -> Tensor:
 
 def only_rescaled(logits: Tensor, labels: Tensor, past: Past, alpha: float | Tensor) -> Tensor:
     """True (B) where ``alpha <= p_(t,i) / p_(t-1,i)`` for every class i but the label's (the theory's condition)."""
-    alpha = alpha[:, None] if isinstance(alpha, Tensor) else alpha
     surplus = torch.softmax(logits.float(), 1) - alpha * _dense(past, logits.shape[1])
     met = surplus.scatter_(1, labels[:, None], 0.0).amin(1) >= 0
     return met if past.known is None else met & past.known

@@ -92,7 +92,7 @@ class Method(ABC):
     takes_weight: ClassVar[bool] = False  # obeys ``weight`` and ``reduction``
     reduction: Reduction = "mean"
     weight: Tensor | None = None
-    # Is shown logits, targets, past predictions and alpha of every batch that has a past.
+    # Is shown logits, targets, past predictions and alpha, one number, of every batch that has a past.
     watch: Callable[[Tensor, Targets, Past, float | Tensor], None] | None = None
     strict: bool = True  # whether logits that are not finite raise; if not, the loss is NaN and no row is written
 
