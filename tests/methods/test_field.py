@@ -86,10 +86,10 @@ def test_the_workbench_trains_it_with_a_mix(name: str, tmp_path: Path) -> None:
     assert all(math.isfinite(record["train_loss"]) for record in metrics_of(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("name", ["byot", "crl", "dlb", "mean_teacher", "ols"])
+@pytest.mark.parametrize("name", ["byot", "crl", "dlb", "mean_teacher", "ols", "ps_kd method.alpha=auto"])
 def test_the_workbench_resumes_it_to_the_bit(name: str, tmp_path: Path) -> None:
     """Heads, a bank, a last batch, a snapshot, a state of its own; in the middle of an epoch of seven steps."""
-    config = small(f"method={name}", "train.save_every=10steps")
+    config = small(*f"method={name}".split(), "train.save_every=10steps")
     train(config, tmp_path / "whole")
 
     class Enough(Exception):
