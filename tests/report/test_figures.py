@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure as Canvas
 
-from pskd.report.figure import Palette
+from pskd.report.figure import Figure, Palette
 from pskd.report.figures import figures, reliability
 from pskd.report.training import curves
 from pskd.study.results import Collection, Row, Scores
@@ -93,3 +93,14 @@ def test_many_rows_without_a_known_best_are_the_first_ones() -> None:
     rows = [row(str(place), *[{"train_loss": 1.0, "test": {"mine": float(place)}}] * 2) for place in range(12)]
     titles = [figure.title for figure in figures(Collection("", "", rows))]
     assert "Training loss over the epochs: the first 11 of 12 rows" in titles
+
+
+def test_a_line_without_a_point_is_no_mistake() -> None:
+    """A curve of which nothing is known has no markers to choose a few of."""
+
+    def draw(axes: Any) -> None:
+        style = Palette(["one", "other"])
+        axes.plot([1, 2, 3], [float("nan")] * 3, label="one", **style.line("one"))
+        axes.plot([1, 2, 3], [1.0, 2.0, 3.0], label="other", **style.line("other"))
+
+    assert "<svg" in Figure("kind", "slug", "title", "alt", draw).svg()

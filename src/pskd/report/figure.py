@@ -13,6 +13,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pskd.runs.files import one_line_errors
 
 # Told apart on white and on black, by people who see no red or green too; and each has a marker of its own.
@@ -96,6 +98,9 @@ class Figure:
             canvas = Canvas(figsize=self.size, dpi=200)
             axes = canvas.add_subplot()
             more = self.draw(axes) or {}
+            for line in axes.get_lines():
+                if not np.isfinite(line.get_xydata()).all(1).any():
+                    line.set_markevery(None)  # matplotlib fails to choose a few of no points
             self._arrange(canvas, axes)
             hover = {**_hover(axes, self.size), **more}
             out = io.BytesIO()
