@@ -20,9 +20,11 @@ ERRORS: dict[tuple[str, str, str], list[float]] = {
 }
 
 
-def collection(show: Show) -> Collection:
+def collection(show: Show, epochs_shown: tuple[str, ...] = ("30", "100")) -> Collection:
     rows = []
     for (images, epochs, alpha), values in ERRORS.items():
+        if epochs not in epochs_shown:
+            continue
         runs: Any = [SimpleNamespace(seed=seed, metrics={"top1_error": value}) for seed, value in enumerate(values)]
         rows.append(Row({"data.per_class": images, "epochs": epochs, "alpha": alpha}, runs))
     return Collection("map", "", rows, show)
@@ -36,6 +38,10 @@ def test_a_map_of_paired_differences() -> None:
     assert "epochs 100: +0*" not in figure.alt
     assert "<svg" in figure.svg()
     assert list(maps(collection(Show()))) == []
+
+
+def test_no_map_of_a_single_field() -> None:
+    assert list(maps(collection(Show(map=("data.per_class", "epochs")), epochs_shown=("30",)))) == []
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,10 @@ class Difference(NamedTuple):
 
 
 def maps(collection: Collection) -> Iterator[Figure]:
-    """One map for each metric and each row of a frame but the first, if the study asks for maps."""
+    """One map for each metric and each row of a frame but the first, if the study asks for maps.
+
+    None of a single field, which would be one block of colour: the table has its number.
+    """
     if not collection.show.map:
         return
     down, across = collection.show.map
@@ -42,7 +45,7 @@ def maps(collection: Collection) -> Iterator[Figure]:
                 for row in rows[1:]
                 if row.short == short and (difference := _difference(row, rows[0], metric)) is not None
             }
-            if found and METRICS[metric].higher_is_better is not None:
+            if len(found) > 1 and METRICS[metric].higher_is_better is not None:
                 baseline = next(iter(collection.frames.values()))[0].short
                 yield _map(found, metric, short, baseline, (axis_name(down), axis_name(across)))
 
