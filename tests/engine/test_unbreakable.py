@@ -16,6 +16,7 @@ from chaos import equal, tiny
 from helpers import SMALL, metrics_of, pskd, small, unfinished
 from processes import exit_code, in_child, obey_permissions
 
+from pskd.engine import build
 from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.runs import checkpoint
@@ -277,3 +278,33 @@ def test_progress_of_another_kind_is_refused(key: str, value: object, run: Path)
     edit_progress(run, key, value)
     with pytest.raises(PskdError, match=r"checkpoint .* does not fit this run: progress\.pt is damaged"):
         train(None, run, resume=True)
+
+
+@pytest.mark.parametrize(("channels", "stride", "spared"), [(4, 2, True), (15, 2, True), (16, 2, False), (4, 1, False)])
+def test_a_narrow_convolution_does_not_damage_the_heap(channels: int, stride: int, spared: bool) -> None:
+    """What is not channels-last does not go through the faulty gradient of oneDNN; that it is right is seen, too."""
+    layer = torch.nn.Conv2d(channels, 8, 1, stride, bias=False).to(memory_format=torch.channels_last)
+    build.spare_narrow(layer)
+    x = torch.randn(32, channels, 16, 16).to(memory_format=torch.channels_last)
+    out = layer(x)
+    assert out.is_contiguous() == spared
+    out.square().sum().backward()
+    slow = layer.weight.detach().double().requires_grad_()
+    torch.nn.functional.conv2d(x.double(), slow, stride=stride).square().sum().backward()
+    assert layer.weight.grad is not None
+    assert slow.grad is not None
+    torch.testing.assert_close(layer.weight.grad.double(), slow.grad, rtol=1e-4, atol=1e-3)
+
+
+def test_a_training_spares_narrow_convolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    spare = build.spare_narrow
+    monkeypatch.setattr(build, "spare_narrow", lambda model: (found.append(model), spare(model)))
+    words = ("model=preact_resnet", "model.blocks=[1,1]", "model.width=4", "model.shortcut=preact", "epochs=1")
+    train(tiny(*words), tmp_path / "run")
+    (model,) = found
+    narrow = [
+        layer for layer in model.modules() if getattr(layer, "kernel_size", 0) == (1, 1) and layer.stride == (2, 2)
+    ]
+    assert narrow
+    assert all(layer.weight.stride() == (4, 1, 1, 1) and layer._forward_pre_hooks for layer in narrow)

@@ -53,12 +53,18 @@ def cut(name: str, root: Path) -> list[str]:
     fashion = [f"data.root={root / 'fashion'}", "model.width=4", "seed=0,1"]
     if name == "studies/when_it_helps":
         return [*fashion, "data.per_class=10,30", "epochs=10,30", "method.alpha=0.0,0.8,auto"]
+    if name == "studies/cifar100_long":
+        return [*fashion, "data=fashion_mnist", "data.per_class=5", "epochs=2"]
     if name == "studies/when_it_helps_cifar100":
         return [*fashion, "data=fashion_mnist", "data.per_class=30", "epochs=10,30", "method.alpha=0.0,0.8,auto"]
     if name in ("studies/born_again", "studies/snapshot_distillation"):
         return [*fashion, "data.per_class=5", "epochs=4"]
     if name == "studies/better_memory":
         return [*fashion, "data.per_class=30", "data.val_fraction=0.8", "epochs=2"]
+    if name == "studies/headline":
+        other = ("data=fashion_mnist", "data.num_classes=10")
+        short = ('setting="Fashion-MNIST, 10 epochs","CIFAR-100, 40% wrong labels"', "data.per_class=5", "epochs=2")
+        return [*fashion, *short, *(f"cifar100/preact_resnet18:{word}" for word in other)]
     if name == "studies/label_noise":
         return [*fashion, "data=Fashion-MNIST", "data.per_class=5", "epochs=2", "data.noise=0.4"]
     if name == "studies/self_distillation":

@@ -47,6 +47,25 @@ def accelerator(config: Config, out: Path) -> Iterator[Accelerator]:
         accelerator.end_training()
 
 
+def spare_narrow(model: nn.Module) -> None:
+    """Let strided 1 x 1 convolutions of few channels run in torch's usual format, whatever that of the images.
+
+    There oneDNN writes past the workspace of the weights' gradient (its issue 6035): the heap is damaged, or a training
+    stands still for ever. Fewer than 8 channels with AVX2, 16 with AVX-512.
+    """
+    for layer in model.modules():
+        if not isinstance(layer, nn.Conv2d) or set(layer.kernel_size) != {1} or set(layer.stride) == {1}:
+            continue
+        if layer.in_channels // layer.groups < 16:
+            # A 1 x 1 kernel is contiguous in both formats: a copy alone has the strides that say which it is in.
+            layer.weight.data = layer.weight.data.clone(memory_format=torch.contiguous_format)
+            layer.register_forward_pre_hook(_contiguous)
+
+
+def _contiguous(layer: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(tensor.contiguous() for tensor in given)
+
+
 def freeze(model: nn.Module, head: nn.Module) -> list[nn.Module]:
     """Leave only the head to be trained; returns the layers of the rest, whose batch statistics are to stay, too."""
     model.requires_grad_(False)

@@ -118,10 +118,12 @@ class Trainer:
             model = built(task.model).to(self.device)
         self.still = build.freeze(model, task.head(model)) if settings.freeze == "backbone" else []
         shards = settings.shard and self.group.active
+        if settings.channels_last and not shards:
+            model = model.to(memory_format=torch.channels_last)
+        if self.device.type == "cpu":
+            build.spare_narrow(model)
         if shards:
             sharding.shard(model, self.device, self.group.world)
-        elif settings.channels_last:
-            model = model.to(memory_format=torch.channels_last)
         optimizer = build.optimizer(model, config.optim, lambda: task.head(model), fused=self.device.type == "cpu")
         # accelerate's wrapper scales losses of float16; beyond that it looks for packages on the disk in every step.
         self.optimizer = optimizer if accelerator.scaler is None else accelerator.prepare_optimizer(optimizer)
