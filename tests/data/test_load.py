@@ -5,11 +5,17 @@ import hashlib
 import pickle
 import shutil
 import tarfile
+import threading
+import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from processes import exit_code, in_child
+from torchvision.datasets import FashionMNIST
 
 from pskd import data
 from pskd.data import ImageData, InMemory
@@ -195,9 +201,8 @@ def test_cifar10_in_its_published_layout(tmp_path: Path, monkeypatch: pytest.Mon
     assert [file.name for file in packed.iterdir()] == [CIFAR10.filename]
 
 
-def test_fashion_mnist_in_its_published_layout(tmp_path: Path):
-    raw = tmp_path / "FashionMNIST" / "raw"
-    raw.mkdir(parents=True)
+def write_fashion(folder: Path) -> np.ndarray:
+    """Thirty training images, which are returned, and ten test images in the published files."""
     images = np.random.default_rng(0).integers(0, 256, (30, 28, 28), dtype=np.uint8)
     labels = np.arange(30, dtype=np.uint8) % 10
 
@@ -205,8 +210,48 @@ def test_fashion_mnist_in_its_published_layout(tmp_path: Path):
         return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes() + array.tobytes()
 
     for part, count in (("train", 30), ("t10k", 10)):
-        (raw / f"{part}-images-idx3-ubyte").write_bytes(idx(images[:count]))
-        (raw / f"{part}-labels-idx1-ubyte").write_bytes(idx(labels[:count]))
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(idx(images[:count]))
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(idx(labels[:count]))
+    return images
+
+
+def test_workers_of_a_study_download_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four processes and a slow server: files are asked for as by one alone, and all have the data."""
+    asked = []
+
+    class Slow(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            time.sleep(0.2)
+            super().do_GET()
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    write_fashion(there)
+    resources = []
+    for file in sorted(there.iterdir()):
+        packed = gzip.compress(file.read_bytes())
+        (there / f"{file.name}.gz").write_bytes(packed)
+        resources.append((f"{file.name}.gz", hashlib.md5(packed).hexdigest()))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Slow, directory=str(there))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(FashionMNIST, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
+        monkeypatch.setattr(FashionMNIST, "resources", resources)
+        data.load("fashion_mnist", root=tmp_path / "alone", download=True)
+        by_one = sorted(asked)
+        several = [in_child(lambda: data.load("fashion_mnist", root=here, download=True)) for _ in range(4)]
+        assert [exit_code(child) for child in several] == [0] * 4
+        server.shutdown()
+    assert sorted(asked) == sorted(2 * by_one)
+
+
+def test_fashion_mnist_in_its_published_layout(tmp_path: Path):
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    images = write_fashion(raw)
     fashion = data.load("fashion_mnist", root=tmp_path)
     assert len(fashion.classes) == 10
     assert torch.equal(fashion.train.images[:, 0], torch.from_numpy(images))
@@ -225,7 +270,8 @@ def test_fashion_mnist_in_its_published_layout(tmp_path: Path):
     with pytest.raises(PskdError, match="the train files are not images and a label for each"):
         data.load("fashion_mnist", root=packed)
 
-    (raw / "train-images-idx3-ubyte").write_bytes(idx(images)[:5000])
+    whole = (raw / "train-images-idx3-ubyte").read_bytes()
+    (raw / "train-images-idx3-ubyte").write_bytes(whole[:5000])
     with pytest.raises(PskdError, match=r"fashion_mnist.*train-images-idx3-ubyte"):
         data.load("fashion_mnist", root=tmp_path)
 

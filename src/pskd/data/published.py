@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import tarfile
 import tempfile
@@ -129,7 +130,14 @@ def _missing(name: str, root: Path, looked_for: str) -> PskdError:
 
 
 def _fetch(name: str, download: Any, root: Path) -> None:
+    """One process at a time: of a study's workers the first fetches, the others find what it fetched."""
     try:
-        download()
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # a folder that cannot be written to, or a file system without locks
+                import fcntl
+
+                root.mkdir(parents=True, exist_ok=True)
+                fcntl.flock(stack.enter_context(open(root / ".downloading", "ab")), fcntl.LOCK_EX)
+            download()
     except Exception as error:  # no network, a damaged archive, a full disk: torchvision has no common class for them
         raise PskdError(f"'{name}' could not be downloaded to '{root}': {reason(error)}") from error
