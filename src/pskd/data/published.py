@@ -133,7 +133,7 @@ def _fetch(name: str, download: Any, root: Path) -> None:
     """One process at a time: of a study's workers the first fetches, the others find what it fetched."""
     try:
         with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError):  # a folder that cannot be written to, or a file system without locks
+            with contextlib.suppress(ImportError, OSError):  # Windows, a folder to read only, no locks on its disk
                 import fcntl
 
                 root.mkdir(parents=True, exist_ok=True)
