@@ -86,7 +86,9 @@ def report(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN|STUDY...", help="Finished runs, and studies' folders.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="Also save each figure there: SVG, PDF and PNG.")] = None,
-    tables: Annotated[Path | None, typer.Option(help="Also save each table there: CSV, LaTeX and Markdown.")] = None,
+    tables: Annotated[
+        Path | None, typer.Option(help="Also save each table there: CSV, LaTeX and Markdown; all runs in runs.csv.")
+    ] = None,
     samples: Annotated[
         str, typer.Option(metavar="N,N...", help="Test samples to compare.  [default: those that differ most]")
     ] = "",

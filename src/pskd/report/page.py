@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from pskd import __version__
 from pskd.config import flat
+from pskd.metrics.catalogue import metrics_of
 from pskd.report.coverage import coverage
 from pskd.report.figure import Figure, slug
 from pskd.report.figures import FRAMES, figures
@@ -108,11 +109,17 @@ class Part(NamedTuple):
 
     @property
     def runs_csv(self) -> str:
-        """Where the numbers come from, a line for each run."""
+        """A line for each run: its place in the study, its numbers in full, and where they come from."""
+        runs = [(row.labels, run) for row in self.collection.rows for run in row.runs]
+        lines = [
+            {**labels, "seed": run.seed, **_numbers(run), **origin}
+            for (labels, run), origin in zip(runs, self.origins, strict=True)
+        ]
         out = io.StringIO()
-        writer = csv.DictWriter(out, self.origins[0], lineterminator="\n")
+        columns = dict.fromkeys(name for line in lines for name in line)
+        writer = csv.DictWriter(out, columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(self.origins)
+        writer.writerows(lines)
         return out.getvalue()
 
     @property
@@ -149,7 +156,7 @@ def report(
             for figure in part.figures:
                 figure.save(figure_folder / below)
         if table_folder is not None:
-            _save_tables(part.tables, table_folder / below)
+            _save_tables(part, table_folder / below)
     return written + [folder for folder in (figure_folder, table_folder) if folder is not None]
 
 
@@ -236,9 +243,24 @@ def _origin(row: str, run: Run) -> dict[str, str]:
     }
 
 
-def _save_tables(tables: Sequence[Table], folder: Path) -> None:
+def _numbers(run: Run) -> dict[str, float]:
+    """Every metric of a run, and the mean training loss of its last epoch."""
+    loss = run.epochs[-1].get("train_loss") if run.epochs else None
+    return {name: run.metrics[name] for name in metrics_of(run.metrics)} | (
+        {} if loss is None else {"train_loss": loss}
+    )
+
+
+def _save_tables(part: Part, folder: Path) -> None:
+    """Each table in three forms, and all runs seed by seed in ``runs.csv``."""
+    files = {"runs.csv": part.runs_csv}
+    for table in part.tables:
+        files |= {
+            f"{table.name}.csv": table.csv(),
+            f"{table.name}.tex": table.latex(),
+            f"{table.name}.md": table.markdown(),
+        }
     with one_line_errors("table"):
         folder.mkdir(parents=True, exist_ok=True)
-        for table in tables:
-            for suffix, text in (("csv", table.csv()), ("tex", table.latex()), ("md", table.markdown())):
-                (folder / f"{table.name}.{suffix}").write_text(text, encoding="utf-8", errors="backslashreplace")
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
