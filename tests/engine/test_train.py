@@ -33,9 +33,10 @@ def test_a_run_folder_has_everything(undisturbed: Callable[..., Path]) -> None:
     assert {*METRICS, "seed", "settings", "versions", "seconds", "git", "parameters"} <= result.keys()
     assert [record["epoch"] for record in metrics_of(folder)] == [1, 2, 3]
     assert [record["alpha_t"] for record in metrics_of(folder)] == pytest.approx([0.8 / 3, 1.6 / 3, 0.8])
-    first, second, *_ = (folder / "log.txt").read_text().splitlines()
+    first, second, third, *_ = (folder / "log.txt").read_text().splitlines()
     assert first.startswith("digits: 200 training, 359 test images of 8x8, 10 classes · resnet8, 4,934 parameters")
-    assert second.startswith("epoch 1/3 ")
+    assert second.startswith("note: alpha 0.8 in 3 epochs: PS-KD usually costs accuracy")
+    assert third.startswith("epoch 1/3 ")
     stored = np.load(folder / "predictions.npz")
     probs, labels = torch.from_numpy(stored["probs"]), torch.from_numpy(stored["labels"])
     assert 100 * float(functional.top_k_error(probs, labels)) == pytest.approx(result["top1_error"])

@@ -577,6 +577,25 @@ def test_auto_stays_plain_where_nothing_was_learnt() -> None:
         PSKD(epochs=2, alpha="automatic", memory=PredictionBank(1, 100))  # type: ignore[arg-type]
 
 
+def test_much_trust_in_a_short_training_is_spoken_of() -> None:
+    def advice(**settings: Any) -> str | None:
+        return PSKD(memory=PredictionBank(1, 3), **settings).advice
+
+    said = advice(epochs=29, alpha=0.5)
+    assert said is not None
+    assert said.startswith(
+        "alpha 0.5 in 29 epochs: PS-KD usually costs accuracy in trainings this short; method.alpha=auto"
+    )
+    quiet: list[dict[str, Any]] = [
+        {"epochs": 30, "alpha": 0.8},
+        {"epochs": 10, "alpha": 0.3},
+        {"epochs": 10, "alpha": "auto"},
+        {"steps": 10, "alpha": 0.8},
+    ]
+    assert [advice(**settings) for settings in quiet] == [None] * 4
+    assert Hard().advice is None
+
+
 def test_auto_of_a_stream_knows_all_steps_so_far() -> None:
     model = nn.Linear(3, K)
     distill = PSKD(steps=4, alpha="auto", memory=Snapshot(model, refresh=2))

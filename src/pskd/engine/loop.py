@@ -198,6 +198,8 @@ class Trainer:
             progress.line(heading(self.config, self.task, self.weights, self.device), minor=resumed)
             for note in () if resumed else self.task.notes:
                 progress.line(note, minor=True)
+            if self.method.advice is not None and not resumed:
+                progress.line(f"note: {self.method.advice}")
             while state.epoch < epochs and not self.gives_up():
                 self.train_epoch(progress, asked)
                 after_epoch(self.end_epoch(progress))

@@ -122,6 +122,11 @@ class Method(ABC):
         """Why its model cannot be spread over processes, and what to do; None: it can."""
         return None
 
+    @property
+    def advice(self) -> str | None:
+        """A line to whoever begins a training for which it is known to do harm as it is set; None: it is not."""
+        return None
+
     def logged(self) -> dict[str, float]:
         """What an epoch's record shows of it."""
         return {}

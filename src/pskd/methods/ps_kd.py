@@ -40,6 +40,7 @@ from pskd.targets import (
 )
 
 AUTO_LONG = 100  # epochs from which on alpha="auto" takes m as it is
+SHORT, MUCH = 30, 0.5  # in fewer epochs, alphas from here on cost accuracy (results/when-it-helps)
 
 
 @methods.register("ps_kd")
@@ -139,6 +140,15 @@ class PSKD(Remembering):
         else:
             made = bank_for(around, form, k, dtype, path, momentum=momentum)
         return super().from_settings(around, memory=made, **settings)
+
+    @property
+    def advice(self) -> str | None:
+        if self.epochs is None or self.epochs >= SHORT or self.alpha == "auto" or self.alpha < MUCH:
+            return None
+        return (
+            f"alpha {self.alpha:g} in {self.epochs} epochs: PS-KD usually costs accuracy in trainings this short;"
+            " method.alpha=auto keeps them plain"
+        )
 
     def logged(self) -> dict[str, float]:
         return {"alpha_t": self.alpha_t}
