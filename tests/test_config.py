@@ -42,7 +42,7 @@ def test_a_method_takes_its_constants_from_the_recipe() -> None:
         ("data.rot=x", "data.rot: unknown setting; did you mean data.root?"),
         ("epochs=many", "train.epochs='many': input should be a valid integer"),
         ("epochs=0", "train.epochs=0: input should be greater than or equal to 1"),
-        ("method.alpha=1.5", "method.alpha=1.5: input should be less than or equal to 1"),
+        ("method.alpha=1.5", "method.alpha=1.5: input should be less than or equal to 1, or 'auto'"),
         ("train.save_every=3 weeks", "train.save_every='3 weeks': write auto, '1 epoch', '10 minutes'"),
         ("data.val_fraction=1", "data.val_fraction=1: input should be less than 1"),
         ("foo", "'foo' is not a setting: write key=value"),

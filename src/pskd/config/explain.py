@@ -43,6 +43,8 @@ def explain(error: ValidationError, kind: type[Config]) -> str:
             why = "must be a number, a word, true, false, or a list of these"
         else:
             why = (first["msg"][0].lower() + first["msg"][1:]).removeprefix("value error, ")
+            words = [other for other, place in zip(others, places, strict=True) if place == path]
+            why += "".join(f", or {word['ctx']['expected']}" for word in words if word["type"] == "literal_error")
         # A whole section that does not fit together says itself which of its settings.
         own = "" if first["type"] == "value_error" and isinstance(given, Mapping) else f"={reprlib.repr(given)}"
         text = f"{key}{own}: {why}"
