@@ -109,11 +109,10 @@ class Part(NamedTuple):
 
     @property
     def runs_csv(self) -> str:
-        """A line for each run: its place in the study, its numbers in full, and where they come from."""
+        """A line for each run: where its numbers come from, its place in the study, and the numbers in full."""
         runs = [(row.labels, run) for row in self.collection.rows for run in row.runs]
         lines = [
-            {**labels, "seed": run.seed, **_numbers(run), **origin}
-            for (labels, run), origin in zip(runs, self.origins, strict=True)
+            {**origin, **labels, **_numbers(run)} for origin, (labels, run) in zip(self.origins, runs, strict=True)
         ]
         out = io.StringIO()
         columns = dict.fromkeys(name for line in lines for name in line)
