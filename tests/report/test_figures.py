@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +57,15 @@ def test_a_line_alone_is_named_and_what_is_cut_off_is_said() -> None:
     assert found["curve-train-loss"].title == "Training loss over the epochs: CIFAR"
     assert found["curve-train-loss"].caption == "The first epochs are off the scale."
     assert found["curve-alpha-t"].caption == ""
+
+
+def test_a_curve_says_how_many_seeds_its_lines_have() -> None:
+    records = [{"train_loss": loss} for loss in (1.0, 0.9)]
+    alone, three = row("ce", *records), row("mine", *records)
+    three = replace(three, runs=[*three.runs] * 3)
+    palette = Palette(["ce", "mine"])
+    said = [next(curves(rows, "", "", palette)).caption for rows in ([alone], [three], [alone, three])]
+    assert said == ["", *(f"Mean of {seeds} seeds; band: lowest to highest." for seeds in ("3", "1 to 3"))]
 
 
 def test_bins_of_few_samples_are_pale_and_show_no_gap() -> None:

@@ -209,7 +209,8 @@ def per_class_ap(rows: Sequence[Row], frame: str, suffix: str, palette: Palette)
 
     alt = f"Average precision of each of {len(classes)} classes for {', '.join(tables)}."
     size = (4.6, 1.2 + 0.12 * len(classes) * (1 + len(tables)))
-    title, caption = titled("AP by class", frame), "At IoU 0.5, mean over seeds."
+    repeated = any(len(of_runs) > 1 for of_runs in tables.values())
+    title, caption = titled("AP by class", frame), f"At IoU 0.5{', mean over seeds' if repeated else ''}."
     yield Figure("per_class_ap", f"per-class-ap{suffix}", title, alt, draw, size, caption)
 
 

@@ -34,7 +34,8 @@ def curves(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -> It
             over_epochs(axes)
 
         last = ", ".join(f"{label} {values.mean(0)[-1]:.4g}" for label, (_, values) in lines.items())
-        seeds = max(len(values) for _, values in lines.values())
+        counts = sorted({len(values) for _, values in lines.values()})
+        seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         alone = next(iter(lines)) if len(lines) == 1 < len(rows) else ""  # a single line has no legend
         yield Figure(
             "curves",
@@ -43,7 +44,7 @@ def curves(rows: Sequence[Row], frame: str, suffix: str, palette: Palette) -> It
             f"In the last one: {last}.",
             draw,
             caption=" ".join(
-                [f"Mean of {seeds} seeds; band: lowest to highest."] * (seeds > 1)
+                [f"Mean of {seeds} seeds; band: lowest to highest."] * (counts[-1] > 1)
                 + ["The first epochs are off the scale."] * (_without_the_start(lines) is not None)
             ),
         )

@@ -1,0 +1,179 @@
+"""The tables of differences on these pages, and the maps of `when-it-helps`, from the CSV files beside them.
+
+python results/tables.py        prints the rows of each table; a test holds the pages to them
+python results/tables.py DIR    draws the maps, too
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from pskd.report.figure import Figure
+from pskd.report.maps import maps
+from pskd.report.significance import LEVEL, interval, paired_chance
+from pskd.study.cells import Show
+from pskd.study.results import Collection, Row, method_title
+
+Seeds = dict[int, dict[str, str]]  # the lines of one setting, by seed
+
+HERE = Path(__file__).parent
+PLACES = {"top1_error": 2, "nll": 3, "ece": 1, "aurc": 1}  # the metrics of a table, and their decimals
+PLAIN = "0.0"  # the alpha of plain cross-entropy
+NAMES = {  # of methods with options; the others have the library's names
+    "tf_kd": "TF-KD, self",
+    "tf_kd; variant=reg": "TF-KD, reg",
+    "zipf_ls": "Zipf's LS",
+    "ps_kd; memory=snapshot": "PS-KD, snapshot",
+    "ps_kd; memory=snapshot; ema=0.99": "PS-KD, snapshot with `ema=0.99`",
+    "ps_kd; partners=1.0; memory=snapshot; ema=0.99": "PS-KD, snapshot with `ema=0.99`, `partners=1`",
+    "ps_kd; schedule=constant": "PS-KD, constant alpha",
+}
+
+
+def main() -> None:
+    for page, rows in pages().items():
+        print(f"\n{page}\n", *rows, sep="\n")
+    for folder in sys.argv[1:]:
+        for figure in figures():
+            figure.save(Path(folder))
+
+
+def pages() -> dict[str, list[str]]:
+    """The rows that must stand on each page; a page may add columns to them."""
+    noise = {share: lambda key, share=share: key.endswith(f"; noise={share}") for share in (0.2, 0.4)}
+    return {
+        "better-memory": [*side_by_side("better-memory/validation.csv", "ps_kd")],
+        "headline": [*headline()],
+        "label-noise": [
+            row
+            for data in ("fashion-mnist", "cifar100")
+            for share, chosen in noise.items()
+            for row in side_by_side(f"label-noise/{data}.csv", f"hard; noise={share}", chosen)
+        ],
+        "self-distillation": [
+            row
+            for data in ("fashion-mnist", "cifar100")
+            for baseline, chosen in (("hard", bool), ("ps_kd", lambda key: key.startswith("ps_kd")))
+            for row in side_by_side(f"self-distillation/{data}.csv", baseline, chosen)
+        ],
+        "when-it-helps": [
+            *by_field("runs.csv", ["0.8"]),
+            *by_field("runs.csv", ["auto"]),
+            *by_field("alphas.csv", ["0.3", "0.5", "0.8"]),
+        ],
+    }
+
+
+def side_by_side(file: str, baseline: str, chosen: Callable[[str], bool] = bool) -> Iterator[str]:
+    """The baseline's mean and deviation; differences from it, bold beyond chance, the lowest error first."""
+    runs = {key: seeds for (key,), seeds in read(file, ["method"]).items() if chosen(key)}
+    plain = runs.pop(baseline)
+    spread = (
+        f"{statistics.fmean(own):.{places}f} ± {statistics.stdev(own):.{places}f}"
+        for own, places in ((values(plain, metric), places) for metric, places in PLACES.items())
+    )
+    yield row(name(baseline), str(len(plain)), *spread)
+    ranked = sorted(runs, key=lambda key: statistics.fmean(differences(runs[key], plain, "top1_error")))
+    for key in ranked:
+        yield row(name(key), str(len(runs[key])), *(change(runs[key], plain, metric, bold=True) for metric in PLACES))
+
+
+def headline() -> Iterator[str]:
+    """Plain cross-entropy's means, and differences from it."""
+    settings = read("headline/runs.csv", ["data", "epochs", "noise", "method"])
+    for *field, method in settings:
+        plain = settings[*field, "hard"]
+        if method == "hard":
+            means = (f"{statistics.fmean(values(plain, metric)):.{places}f}" for metric, places in PLACES.items())
+            yield row("plain cross-entropy", *means).removeprefix("| ")
+        else:
+            label = {"ps_kd": "PS-KD", "auto": '`alpha="auto"`', "partners": "`partners=0.5`"}[method]
+            yield row(label, *(change(settings[*field, method], plain, metric) for metric in PLACES))
+
+
+def by_field(file: str, alphas: Sequence[str]) -> Iterator[str]:
+    """A map as a table: a row for each metric and number of images, and in it each length of training."""
+    fields = of_map(file)
+    for metric in PLACES:
+        for images in dict.fromkeys(images for images, _, _ in fields):
+            cells = [
+                change(fields[images, epochs, alpha], fields[images, epochs, PLAIN], metric)
+                for epochs in dict.fromkeys(epochs for own, epochs, _ in fields if own == images)
+                for alpha in alphas
+            ]
+            yield row(images, *cells).removeprefix("| ")
+
+
+def figures() -> Iterator[Figure]:
+    """Those of each alpha and metric, by the code of the page."""
+    axes = ("data.per_class", "epochs", "method.alpha")
+    for file in ("runs.csv", "alphas.csv"):
+        rows = [
+            Row(
+                {"data.per_class": images, "epochs": epochs, "method.alpha": alpha},
+                [_run(*each) for each in own.items()],
+            )
+            for (images, epochs, alpha), own in of_map(file).items()
+            if file == "runs.csv" or alpha != "0.8"  # that of today's code is drawn
+        ]
+        yield from maps(Collection(file, "", rows, Show(map=axes[:2], columns=tuple(PLACES))))
+
+
+def _run(seed: int, line: Mapping[str, str]) -> Any:
+    """What a map needs of a run."""
+    return SimpleNamespace(seed=seed, metrics={metric: float(line[metric]) for metric in PLACES})
+
+
+def of_map(file: str) -> dict[tuple[str, ...], Seeds]:
+    """The settings of a map by images a class, epochs and alpha, five seeds each: one field has more, see its page."""
+    found = read(f"when-it-helps/{file}", ["images_per_class", "epochs", "alpha"])
+    ordered = sorted(found, key=lambda field: (int(field[0]), int(field[1]), field[2]))
+    return {field: {seed: found[field][seed] for seed in range(5)} for field in ordered}
+
+
+def read(file: str, by: Sequence[str]) -> dict[tuple[str, ...], Seeds]:
+    """The lines of a CSV file by the columns that name a setting."""
+    found: dict[tuple[str, ...], Seeds] = {}
+    with (HERE / file).open(encoding="utf-8") as lines:
+        for line in csv.DictReader(lines):
+            found.setdefault(tuple(line[column] for column in by), {})[int(line["seed"])] = line
+    return found
+
+
+def values(seeds: Seeds, metric: str) -> list[float]:
+    return [float(line[metric]) for line in seeds.values()]
+
+
+def differences(own: Seeds, plain: Seeds, metric: str) -> list[float]:
+    """Those of the seeds that both have."""
+    return [float(own[seed][metric]) - float(plain[seed][metric]) for seed in sorted(own.keys() & plain.keys())]
+
+
+def change(own: Seeds, plain: Seeds, metric: str, *, bold: bool = False) -> str:
+    """`-0.83 ± 0.51`: mean and 95% interval of the paired differences."""
+    found, places = differences(own, plain, metric), PLACES[metric]
+    mean, bounds = statistics.fmean(found), interval(found)
+    assert bounds is not None, "an interval needs two seeds"
+    text = f"{mean:+.{places}f} ± {bounds[1] - mean:.{places}f}"
+    return f"**{text}**" if bold and paired_chance(found) < LEVEL else text
+
+
+def name(key: str) -> str:
+    """Of a method with its options, as a page says it."""
+    key, _, _ = key.partition("; noise=")
+    method, *options = key.split("; ")
+    return NAMES.get(key) or ", ".join([method_title(method), *(f"`{each.removesuffix('.0')}`" for each in options)])
+
+
+def row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()
