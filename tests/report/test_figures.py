@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +71,46 @@ def test_a_curve_says_how_many_seeds_its_lines_have() -> None:
     assert said == ["", *(f"Mean of {seeds} seeds; band: lowest to highest." for seeds in ("3", "1 to 3"))]
 
 
+def scored(name: str, error: float) -> Row:
+    run: Any = SimpleNamespace(
+        scores=Scores(torch.linspace(0.1, 0.9, 50), torch.arange(50) % 2 == 0),
+        metrics={"top1_error": error, "ece": 2.0, "aurc": 300.0},
+        epochs=[],
+        history=None,
+        predictions=lambda: None,
+    )
+    run.config = SimpleNamespace(method=SimpleNamespace(name=name), eval=SimpleNamespace(ece_bins=10))
+    return Row({"method": name}, [run])
+
+
+def test_of_many_rows_the_baseline_and_ours_are_drawn_in_colours_of_their_own() -> None:
+    others = [scored(f"method {place}", 40 + place) for place in range(20)]
+    found = figures(Collection("", "", [scored("hard", 99), *others, scored("ps_kd", 98)]))
+    figure = next(each for each in found if each.kind == "calibration")
+    assert figure.title == "Calibration: plain cross-entropy, PS-KD and the best 9 of 20 others"
+    axes = Canvas().add_subplot()
+    figure.draw(axes)
+    lines = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
+    best = [f"method {place}" for place in range(9)]
+    assert [line.get_label() for line in lines] == ["plain cross-entropy", *best, "PS-KD"]
+    assert len({line.get_color() for line in lines}) == len(lines)
+    assert "Reliability: PS-KD" in {each.title for each in found}
+
+
+def test_a_long_legend_takes_no_room_from_the_picture() -> None:
+    def height(lines: int) -> float:
+        def draw(axes: Any) -> None:
+            for place in range(lines):
+                axes.plot([0, 1], [0, place], label=f"a rather long name of the method {place}")
+
+        said = re.search('data-hover="([^"]*)"', Figure("", "one", "", "", draw).svg())
+        assert said
+        _, top, _, bottom = json.loads(html.unescape(said[1]))["box"]
+        return bottom - top
+
+    assert height(11) == height(2)
+
+
 def test_bins_of_few_samples_are_pale_and_show_no_gap() -> None:
     sure, right = torch.tensor([0.95] * 20 + [0.55]), torch.tensor([True] * 19 + [False, True])
     run: Any = SimpleNamespace(scores=Scores(sure, right), metrics={"ece": 2.0})
@@ -102,7 +145,7 @@ def test_what_a_method_or_a_task_of_ones_own_records_is_drawn() -> None:
 def test_many_rows_without_a_known_best_are_the_first_ones() -> None:
     rows = [row(str(place), *[{"train_loss": 1.0, "test": {"mine": float(place)}}] * 2) for place in range(12)]
     titles = [figure.title for figure in figures(Collection("", "", rows))]
-    assert "Training loss over the epochs: the first 11 of 12 rows" in titles
+    assert "Training loss over the epochs: 0, 11 and the first 9 of 10 others" in titles
 
 
 def test_a_line_without_a_point_is_no_mistake() -> None:

@@ -38,6 +38,7 @@ STYLE: dict[Any, Any] = {
 }
 FORMATS = ("svg", "pdf", "png")
 LETTER = 0.0085  # inches of a letter's width for each point of its size: wide enough for any sans-serif font
+LEGEND, LINE = 2, 0.18  # lines of a legend that a figure has room for, and inches of one
 SAID = "said:"  # begins the id of a part that shows the rest of its id on hover
 
 
@@ -51,7 +52,7 @@ class Figure:
         title: above it.
         alt: says in words what it shows, with its numbers.
         draw: gets matplotlib axes; may return more for the page to show on hover: ``cells``.
-        size: inches.
+        size: inches; a legend of more than ``LEGEND`` lines is added to the height.
         caption: how to read it, where its axes do not say that.
         flat: whether nothing happens in it.
     """
@@ -102,7 +103,7 @@ class Figure:
                 if not np.isfinite(line.get_xydata()).all(1).any():
                     line.set_markevery(None)  # matplotlib fails to choose a few of no points
             self._arrange(canvas, axes)
-            hover = {**_hover(axes, self.size), **more}
+            hover = {**_hover(axes, canvas.get_size_inches().tolist()), **more}
             out = io.BytesIO()
             dates = {"Date": None} if form == "svg" else {"CreationDate": None} if form == "pdf" else None
             canvas.savefig(out, format=form, transparent=transparent, metadata=dates)
@@ -118,9 +119,11 @@ class Figure:
             columns = max(1, min(len(labels), int(13 * width) // (max(map(len, labels)) + 5)))
             lines = -(-len(labels) // columns)
             canvas.legend(handles, labels, loc="lower center", ncols=columns, fontsize=8)
+            height += LINE * max(0, lines - LEGEND)
+            canvas.set_size_inches(width, height)
         across, down = _tick_width(axes.xaxis), _tick_width(axes.yaxis)
         turned = bool(axes.get_xticklabels()) and axes.get_xticklabels()[0].get_rotation() == 90
-        below = (0.38 + across if turned else 0.48) + (0.12 + 0.18 * lines if lines else 0)
+        below = (0.38 + across if turned else 0.48) + (0.12 + LINE * lines if lines else 0)
         room = height - below - 0.1
         said = textwrap.wrap(axes.get_ylabel(), max(10, int(room / (LETTER * 9))))
         axes.set_ylabel("\n".join(said))
@@ -138,7 +141,7 @@ def _tick_width(axis: Any) -> float:
     return LETTER * size * max(map(len, texts), default=0)
 
 
-def _hover(axes: Any, size: tuple[float, float]) -> dict[str, Any]:
+def _hover(axes: Any, size: Sequence[float]) -> dict[str, Any]:
     """What a page needs to say the value of a point: where the axes are in the picture, their limits, and the lines."""
     place = axes.get_position()
     width, height = (72 * side for side in size)

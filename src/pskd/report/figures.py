@@ -15,7 +15,7 @@ from pskd.report.confusion import confusions
 from pskd.report.figure import COLOURS, INK, POINTS, SAID, Figure, Palette, slug, titled
 from pskd.report.maps import maps
 from pskd.report.training import curves, hard_examples, rescaling
-from pskd.study.results import Collection, Row, Scores, axis_name
+from pskd.study.results import Collection, Row, Scores, axis_name, baseline_of, subject_of
 
 LINES = len(COLOURS)  # in a frame
 FRAMES = 6  # of a collection that have figures
@@ -27,11 +27,10 @@ BANDS = 4  # lines at most whose bands can be told apart
 
 def figures(collection: Collection) -> list[Figure]:
     """All figures that the runs have data for, those that the study asks for first."""
-    palette = Palette([row.short for row in collection.rows])
+    frames = {frame: _few(rows, collection.columns) for frame, rows in list(collection.frames.items())[:FRAMES]}
+    palette = Palette([row.short for shown, _ in frames.values() for row in shown])
     found: list[Figure] = []
-    for place, (frame, rows) in enumerate(list(collection.frames.items())[:FRAMES]):
-        shown, left_out = _few(rows, collection.columns)
-        about = " · ".join(filter(None, (frame, left_out)))
+    for place, (frame, (shown, left_out)) in enumerate(frames.items()):
         suffix = f"-{place + 1}" if len(collection.frames) > 1 else ""
         for maker in (
             calibration,
@@ -43,6 +42,8 @@ def figures(collection: Collection) -> list[Figure]:
             rescaling,
             per_class_ap,
         ):
+            of_all_rows = maker not in (reliability, confusions)
+            about = " · ".join(filter(None, (frame, left_out if of_all_rows else "")))
             found += maker(shown, about, suffix, palette)
     found += ablation(collection)
     found += maps(collection)
@@ -51,12 +52,21 @@ def figures(collection: Collection) -> list[Figure]:
 
 
 def _few(rows: Sequence[Row], columns: Sequence[str]) -> tuple[Sequence[Row], str]:
-    """Rows that fit into a frame: all, or the best by the first column that has a best."""
+    """Rows that fit into a frame: all, or the baseline, what is compared with it, and the best of the others.
+
+    The best are those by the first column that has a best; without one they are the first.
+    """
+    if len(rows) <= LINES:
+        return rows, ""
+    always = [baseline_of(rows), subject_of(rows)]
+    others = [row for row in rows if row not in always]
     by = next((name for name in columns if METRICS[name].higher_is_better is not None), None)
-    if len(rows) <= LINES or by is None:
-        return rows[:LINES], f"the first {LINES} of {len(rows)} rows" if len(rows) > LINES else ""
-    best = sorted(rows, key=lambda row: METRICS[by].cost(statistics.fmean(row.values(by))))[:LINES]
-    return [row for row in rows if row in best], f"the {LINES} best of {len(rows)} rows"
+    if by is not None:
+        others.sort(key=lambda row: METRICS[by].cost(statistics.fmean(row.values(by))))
+    shown = [*always, *others[: LINES - len(always)]]
+    names, count = ", ".join(row.short for row in always), LINES - len(always)
+    said = f"{names} and the {'first' if by is None else 'best'} {count} of {len(others)} others"
+    return [row for row in rows if row in shown], said
 
 
 def _scores(row: Row) -> Scores | None:
