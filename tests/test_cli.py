@@ -84,6 +84,7 @@ def test_every_command_has_help(command: list[str], capfd: pytest.CaptureFixture
         (["tune", "digits", "method.alpha=0:1"], "method.alpha"),
         (["tarin"], "tarin"),
         (["train", "--oot", "x"], "--oot"),
+        (["export", "nowhere"], "Missing option '--format' (see pskd export --help)"),
     ],
 )
 def test_a_mistake_ends_in_one_line(

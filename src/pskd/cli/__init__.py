@@ -47,7 +47,9 @@ def _run() -> NoReturn:
         if type(error).__name__ == "NoArgsIsHelpError":
             show(error.format_message())
             leave(0)
-        raise PskdError(f"{error.format_message()} (see pskd --help)") from None
+        context = getattr(error, "ctx", None)
+        command = "pskd" if context is None else context.command_path
+        raise PskdError(f"{error.format_message().removesuffix('.')} (see {command} --help)") from None
     except typer.Abort:
         raise KeyboardInterrupt from None
     if code == INTERRUPTED:  # what typer makes of a Ctrl-C
