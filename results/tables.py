@@ -61,11 +61,13 @@ def pages() -> dict[str, list[str]]:
             for data in ("fashion-mnist", "cifar100")
             for baseline, chosen in (("hard", bool), ("ps_kd", lambda key: key.startswith("ps_kd")))
             for row in side_by_side(f"self-distillation/{data}.csv", baseline, chosen)
-        ],
+        ]
+        + [*repeated()],
         "when-it-helps": [
             *by_field("runs.csv", ["0.8"]),
             *by_field("runs.csv", ["auto"]),
             *by_field("alphas.csv", ["0.3", "0.5", "0.8"]),
+            *slices(),
         ],
     }
 
@@ -81,7 +83,26 @@ def side_by_side(file: str, baseline: str, chosen: Callable[[str], bool] = bool)
     yield row(name(baseline), str(len(plain)), *spread)
     ranked = sorted(runs, key=lambda key: statistics.fmean(differences(runs[key], plain, "top1_error")))
     for key in ranked:
-        yield row(name(key), str(len(runs[key])), *(change(runs[key], plain, metric, bold=True) for metric in PLACES))
+        yield row(name(key), str(len(runs[key])), *(of_runs(runs[key], plain, metric, bold=True) for metric in PLACES))
+
+
+def repeated() -> Iterator[str]:
+    """The error of three trainings of each seed, minus plain cross-entropy; then every metric of each seed's mean."""
+    folder = "self-distillation"
+    first, third = (read(f"{folder}/{file}.csv", ["method"]) for file in ("cifar100-before", "cifar100"))
+    second = read("headline/runs.csv", ["data", "noise", "method"])
+    for key, short in {"ps_kd": "ps_kd", "ps_kd; partners=0.5": "partners", "ps_kd; alpha=auto": "auto"}.items():
+        times = [
+            (first[key,], first["hard",]),
+            (second["cifar100", "0", short], second["cifar100", "0", "hard"]),
+            (third[key,], third["hard",]),
+        ]
+        found = {metric: [differences(*pair, metric) for pair in times] for metric in PLACES}
+        errors = (change(each, "top1_error", bold=True) for each in found["top1_error"])
+        means = {
+            metric: [statistics.fmean(of_seed) for of_seed in zip(*each, strict=True)] for metric, each in found.items()
+        }
+        yield row(name(key), *errors, *(change(mean, metric, bold=True) for metric, mean in means.items()))
 
 
 def headline() -> Iterator[str]:
@@ -94,7 +115,7 @@ def headline() -> Iterator[str]:
             yield row("plain cross-entropy", *means).removeprefix("| ")
         else:
             label = {"ps_kd": "PS-KD", "auto": '`alpha="auto"`', "partners": "`partners=0.5`"}[method]
-            yield row(label, *(change(settings[*field, method], plain, metric) for metric in PLACES))
+            yield row(label, *(of_runs(settings[*field, method], plain, metric) for metric in PLACES))
 
 
 def by_field(file: str, alphas: Sequence[str]) -> Iterator[str]:
@@ -103,11 +124,32 @@ def by_field(file: str, alphas: Sequence[str]) -> Iterator[str]:
     for metric in PLACES:
         for images in dict.fromkeys(images for images, _, _ in fields):
             cells = [
-                change(fields[images, epochs, alpha], fields[images, epochs, PLAIN], metric)
+                of_runs(fields[images, epochs, alpha], fields[images, epochs, PLAIN], metric)
                 for epochs in dict.fromkeys(epochs for own, epochs, _ in fields if own == images)
                 for alpha in alphas
             ]
             yield row(images, *cells).removeprefix("| ")
+
+
+def slices() -> Iterator[str]:
+    """The map's rows of CIFAR-100: 20 classes, then all of them."""
+    few, every = (
+        read(f"when-it-helps/{file}.csv", ["epochs", "alpha"]) for file in ("cifar100", "cifar100-100-classes")
+    )
+    methods = read("self-distillation/cifar100.csv", ["method"])
+    for alpha, key in {PLAIN: "hard", "0.8": "ps_kd", "auto": "ps_kd; alpha=auto"}.items():
+        few["100", alpha] = methods[key,]
+    for runs, told in ((few, {"train_loss": 2, "ece": 1}), (every, {"train_loss": 2, "top1_error": 1, "ece": 1})):
+        for epochs, alpha in sorted(runs.keys(), key=lambda field: (int(field[0]), field[1])):
+            plain = runs[epochs, PLAIN]
+            about = ", ".join(
+                f"{statistics.fmean(values(plain, metric)):.{places}f}" for metric, places in told.items()
+            )
+            changes = [of_runs(runs[epochs, alpha], plain, metric) for metric in PLACES]
+            if alpha == "auto":
+                yield row("`auto`", "", *changes).replace("|  |", "| |")
+            elif alpha != PLAIN:
+                yield row(f"{epochs} epochs, alpha_T = {alpha}", about, *changes)
 
 
 def figures() -> Iterator[Figure]:
@@ -155,9 +197,13 @@ def differences(own: Seeds, plain: Seeds, metric: str) -> list[float]:
     return [float(own[seed][metric]) - float(plain[seed][metric]) for seed in sorted(own.keys() & plain.keys())]
 
 
-def change(own: Seeds, plain: Seeds, metric: str, *, bold: bool = False) -> str:
-    """`-0.83 ± 0.51`: mean and 95% interval of the paired differences."""
-    found, places = differences(own, plain, metric), PLACES[metric]
+def of_runs(own: Seeds, plain: Seeds, metric: str, *, bold: bool = False) -> str:
+    return change(differences(own, plain, metric), metric, bold=bold)
+
+
+def change(found: Sequence[float], metric: str, *, bold: bool = False) -> str:
+    """`-0.83 ± 0.51`: mean and 95% interval of paired differences."""
+    places = PLACES[metric]
     mean, bounds = statistics.fmean(found), interval(found)
     assert bounds is not None, "an interval needs two seeds"
     text = f"{mean:+.{places}f} ± {bounds[1] - mean:.{places}f}"

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 from browser import Browser
 from helpers import pskd
 
@@ -57,6 +58,18 @@ def test_all_numbers_of_all_runs_are_saved_in_full(page: Path, finished: Study) 
         assert all(float(line[name]) == result[name] for name in ("top1_error", "nll", "ece", "aurc", "brier"))
         assert float(line["train_loss"]) == last_epoch["train_loss"]
         assert "torch" in line["versions"]
+
+
+def test_a_page_does_not_say_where_data_lie_on_this_machine(two_hundred: list[Path], tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(two_hundred[0], copy)
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    config["data"]["root"] = "/home/somebody/archive/photos"
+    (copy / "config.yaml").write_text(yaml.safe_dump(config))
+    report([copy], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "<dt>data.root</dt><dd>.../archive/photos</dd>" in page
+    assert "somebody" not in page
 
 
 def test_numbers_on_the_axes_stay_whole() -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from pskd import __version__
-from pskd.config import flat
+from pskd.config import Config, flat, places
 from pskd.metrics.catalogue import metrics_of
 from pskd.report.coverage import coverage
 from pskd.report.figure import Figure, slug
@@ -191,7 +191,7 @@ def _part(place: int, collection: Collection, samples: Sequence[int]) -> Part:
         next((pair for pair in compared if pair is not None), None),
         next((found for found in drawn if found is not None), None),
         [_origin(row.name, run) for row in collection.rows for run in row.runs],
-        [(row.name, flat(row.runs[0].config.model_dump(mode="json"))) for row in collection.rows],
+        [(row.name, _settings(row.runs[0].config)) for row in collection.rows],
     )
 
 
@@ -240,6 +240,15 @@ def _origin(row: str, run: Run) -> dict[str, str]:
         "folder": str(folder.relative_to(here) if folder.is_relative_to(here) else folder),  # pages are passed on
         "versions": versions,
     }
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """All of them; of what only says where something is, the end of the path: pages are passed on."""
+    settings = flat(config.model_dump(mode="json"))
+    for name in places(config) & settings.keys():
+        if isinstance(path := settings[name], str) and Path(path).is_absolute():
+            settings[name] = str(Path("...", *Path(path).parts[1:][-2:]))
+    return settings
 
 
 def _numbers(run: Run) -> dict[str, float]:
