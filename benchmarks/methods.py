@@ -170,7 +170,7 @@ def main() -> None:
         "DisturbLabel": in_second_epoch(DisturbLabel(300), index=index),
         "SAT": in_second_epoch(SAT(300, warmup=0.0, memory=rows()), index=index),
         "ELR": in_second_epoch(ELR(300, memory=rows()), index=index),
-        "CRL": in_second_epoch(CRL(300, memory=rows(2)), index=index),
+        "CRL": in_second_epoch(CRL(300, memory=rows(3)), index=index),
         "temporal ens.": in_second_epoch(TemporalEnsembling(300, memory=rows()), index=index),
         "mean teacher": in_second_epoch(MeanTeacher(300, memory=copied), inputs=others),
         "PS-KD, ema": in_second_epoch(pskd.PSKD(epochs=300, memory=copied), inputs=others),

@@ -1,22 +1,20 @@
-"""A head whose logits are made part by part gives what whole logits give: losses, gradients, rows, in every method."""
+"""A head whose logits are made part by part gives what whole logits give: losses, gradients and records."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pskd import PSKD, LinearHead, PredictionBank, Snapshot, linear_head
+from banks import known
+from pskd import CSKD, PSKD, TFKD, Hard, LabelSmoothing, LinearHead, Method, PredictionBank, Snapshot, linear_head
 from pskd.errors import PskdError
 from pskd.linear_head import Output
-from pskd.methods.base import IGNORE_INDEX, Method
-from pskd.methods.cs_kd import CSKD
-from pskd.methods.hard import Hard
-from pskd.methods.label_smoothing import LabelSmoothing
-from pskd.methods.tf_kd import TFKD
+from pskd.targets import IGNORE_INDEX
 
 B, T, D, K = 4, 5, 6, 11
 LABELS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, -100, -100], [5, 3, 5, 8, 9], [7, -100, -100, -100, -100]])
@@ -41,9 +39,9 @@ def _positions_of_a_part(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     monkeypatch.setattr(linear_head, "_PART_NUMEL", request.param * K)
 
 
-def ps_kd(model: nn.Module, form: str) -> PSKD:
+def ps_kd(model: nn.Module, form: str, alpha: Any = 0.9) -> PSKD:
     memory = Snapshot(model, 0.5, 2) if form == "snapshot" else PredictionBank(B * T, K, form, 4, torch.float64)
-    return PSKD(epochs=3, alpha=0.9, memory=memory)
+    return PSKD(epochs=3, alpha=alpha, memory=memory)
 
 
 METHODS: dict[str, Callable[[nn.Module], Method]] = {
@@ -52,6 +50,7 @@ METHODS: dict[str, Callable[[nn.Module], Method]] = {
     "label smoothing, others only": lambda model: LabelSmoothing(others_only=True),
     "TF-KD": lambda model: TFKD("reg", a=0.9),
     **{f"PS-KD, {form}": partial(ps_kd, form=form) for form in ("dense", "topk", "snapshot")},
+    "PS-KD, auto": partial(ps_kd, form="dense", alpha="auto"),
 }
 
 
@@ -87,11 +86,11 @@ def test_equals_whole_logits(make: Callable[[nn.Module], Method], distilled: Ten
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14)
     if isinstance(by_head, PSKD) and isinstance(by_logits, PSKD):
         if isinstance(by_head.memory, PredictionBank):
-            rows, others = (method.memory.state_dict()["rows"] for method in (by_head, by_logits))
-            torch.testing.assert_close(rows["values"].view(torch.float64), others["values"].view(torch.float64))
-            written = rows["labels"].flatten() > 0
+            bank, other = by_head.memory, by_logits.memory
+            assert isinstance(other, PredictionBank)
+            torch.testing.assert_close(bank.probabilities(INDEX.flatten()), other.probabilities(INDEX.flatten()))
             taken = (LABELS != IGNORE_INDEX) & (DISTILLED[:, None] if distilled is not None else True)
-            assert torch.equal(written, taken.flatten())  # padding has no row
+            assert known(bank, INDEX) == known(other, INDEX) == taken.flatten().tolist()  # padding has no record
         else:
             assert by_head.state_dict()["memory"]["step"] == by_logits.state_dict()["memory"]["step"] == 2
 
@@ -153,7 +152,7 @@ def test_wrong_use_is_named() -> None:
         method(head, LABELS, inputs=LABELS.clamp_min(0))
     with_bank = PSKD(1, memory=PredictionBank(20, K))
     with_bank.start_epoch(0)
-    with pytest.raises(PskdError, match="does not fit a head"):
+    with pytest.raises(PskdError, match=r"index has shape \(4, 2\), but the logits want one per label, \(4, 5\)"):
         with_bank(head, LABELS, index=INDEX[:, :2])
     with pytest.raises(PskdError, match="partner_logits is missing"):
         CSKD()(head, LABELS)

@@ -55,8 +55,16 @@ def test_constants_of_the_paper() -> None:
     assert method("translation/multi30k-de-en", "ps_kd")["memory"] == "snapshot"
     assert method("imagenet/resnet152", "ps_kd")["memory"] == "snapshot"
     assert method("imagenet/resnet152", "ps_kd")["alpha"] == 0.3
-    assert method("imagenet/resnet152", "tf_kd")["variant"] == "reg"
+    for name in ("imagenet/resnet152", "imagenet/resnet152_search"):
+        published = {"variant": "reg", "released": False, "temperature": 40, "alpha": 0.1, "a": 0.95}
+        assert published.items() <= method(name, "tf_kd").items()
     assert method("imagenet/resnet152", "cs_kd")["weight"] == 0.5
+
+
+@pytest.mark.parametrize("name", [name for name in recipes.names() if TASK[name] == "classification"])
+def test_elr_has_its_authors_constants_for_the_data(name: str) -> None:
+    elr = resolve(recipes.read_recipe(name), ["method=elr"]).method.model_dump()
+    assert (elr["beta"], elr["lam"]) == ((0.9, 7) if name.startswith("cifar100/") else (0.7, 3))
 
 
 @pytest.mark.parametrize("name", [name for name in recipes.names() if name.startswith(("cifar100/", "imagenet/"))])

@@ -34,7 +34,7 @@ _HOME = {
     "Indexed": "pskd.indexed",
     "EpochSampler": "pskd.sampler",
     "LinearHead": "pskd.linear_head",
-    "soft_cross_entropy": "pskd.targets",
+    "soft_cross_entropy": "pskd.door",
     "Run": "pskd.use.run",
     "export": "pskd.api",
     "load": "pskd.api",
@@ -95,6 +95,7 @@ __all__ = [
 if TYPE_CHECKING:
     from pskd import memory, methods, metrics, models, schedules
     from pskd.api import export, load, train
+    from pskd.door import soft_cross_entropy
     from pskd.indexed import Indexed
     from pskd.linear_head import LinearHead
     from pskd.memory import Memory, PredictionBank, Snapshot
@@ -123,7 +124,6 @@ if TYPE_CHECKING:
     )
     from pskd.registry import register_data, register_method, register_metric, register_model, register_task
     from pskd.sampler import EpochSampler
-    from pskd.targets import soft_cross_entropy
     from pskd.use.run import Run
 
 

@@ -1,13 +1,11 @@
 """The soft cross-entropy as one operation: ``-<q, log p>`` from the parts of a target, and its gradient.
 
-What q is made of, and why, is said in `targets.py`; a position is one of the (B, d1, ...) places that have a label.
+What q is made of is said in `targets.py`; n counts the positions of a batch that have a label each.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -17,129 +15,119 @@ from pskd.tensors import accumulation_dtype
 
 
 class Scaled(NamedTuple):
-    """A dense tensor (B, K, ...), and what each position (B, ...) takes of it."""
+    """A dense tensor (n, K), and what each position (n) takes of it."""
 
     values: Tensor
     scale: Tensor
 
 
 class SoftCrossEntropy(torch.autograd.Function):
-    """``-<q, log p>`` and its gradient ``sum_j q_j * p - q``, from the parts of q; with class weights q_j is q_j * w_j.
+    """``-<q, log p>`` and its gradient ``p * sum_j q_j - q``; with class weights q_j is q_j * w_j.
 
-    Only the logits, which exist anyway, wait for the backward pass; and on a CPU their `log_likelihood`, where somebody
-    has made it: then p takes half the time. Sums go over the classes that are not masked.
+    A class whose logit is -inf is masked: q's mass on it is dropped, unless it is a label's, whose loss is infinite.
+    ``masked`` false says that there is none. On a CPU p is kept for the backward pass; elsewhere the logits, which
+    exist anyway.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         logits: Tensor,
-        log_p: Tensor | None,
-        weight: Tensor | None,
+        log_p: Tensor,
+        p: Tensor | None,
+        masked: bool,
+        failed: Tensor | None,
         labels: int,
+        mass: Tensor | None,
+        weight: Tensor | None,
         classes: Tensor | None,
         coefficients: Tensor | None,
         floor: Tensor | None,
         *dense: Tensor,
     ) -> Tensor:
-        on_cpu = logits.device.type == "cpu" and not torch.compiler.is_compiling()
-        ctx.save_for_backward(logits, log_p if on_cpu else None, weight, classes, coefficients, floor, *dense)
-        log_p = log_likelihood(logits) if log_p is None else log_p
-        pairs = _pairs(dense)
-        if on_cpu:
-            # A class with log p = -inf leaves its trace in the loss; to look for it there saves a pass over (B, K).
-            loss = -_inner_product(weighted(log_p, weight), classes, coefficients, floor, pairs)
-            ctx.masks = not math.isfinite(loss.sum()) and bool(_masked(logits).any())
-            if not ctx.masks:
-                return loss
-        else:
-            ctx.masks = len(pairs) > 0 or floor is not None
-            if not ctx.masks and classes is not None and coefficients is not None:
-                terms = weighted(log_p, weight).gather(1, classes) * coefficients
-                return -class_sum(terms.masked_fill(coefficients == 0, 0))
-        masked = _masked(logits)
-        log_p = weighted(log_p.masked_fill(masked, 0), weight)
-        loss = -_inner_product(log_p, classes, coefficients, floor, pairs)
-        return loss.masked_fill(_label_mass(masked, labels, classes, coefficients, pairs) > 0, math.inf)
+        ctx.masked = masked
+        ctx.save_for_backward(logits, p, mass, weight, classes, coefficients, floor, *dense)
+        log_p = weighted(log_p, weight)
+        loss: Tensor | None = None
+        if classes is not None and coefficients is not None:
+            terms = log_p.gather(1, classes) * coefficients
+            if masked:
+                _drop_masked(terms[:, :labels], keep_infinite=True)
+                if classes.shape[1] > labels:
+                    _drop_masked(terms[:, labels:])
+            loss = class_sum(terms)
+        for place in range(0, len(dense), 2):
+            terms, scale = dense[place] * log_p, dense[place + 1]
+            if masked:
+                _drop_masked(terms, keep_infinite=labels == 0 and place == 0)
+            loss = _plus(loss, terms.sum(1), scale)
+        if floor is not None:
+            every = log_p.nan_to_num(nan=0.0, neginf=0.0) if masked else log_p
+            loss = _plus(loss, every.sum(1), floor)
+        assert loss is not None
+        # Without a prediction a loss is NaN, which was taken for masked classes above.
+        return loss.neg_() if failed is None else loss.neg_().masked_fill_(failed, math.nan)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        logits, log_p, weight, classes, coefficients, floor, *dense = ctx.saved_tensors
-        (outer,) = upstream
+        logits, p, mass, weight, classes, coefficients, floor, *dense = ctx.saved_tensors
+        outer = upstream[0][:, None]
         again = torch.is_grad_enabled()  # a gradient of this gradient will be asked for
-        p = torch.softmax(logits, 1, accumulation_dtype(logits.dtype)) if log_p is None or again else log_p.exp()
-        pairs = _pairs(dense)
-        masked = _masked(logits) if ctx.masks else None
-        if masked is not None:
-            pairs = [Scaled(values.masked_fill(masked, 0), scale) for values, scale in pairs]
-        mass = [scale * weighted(values, weight).sum(1, dtype=p.dtype) for values, scale in pairs]
-        if classes is not None:
-            if weight is not None:
-                coefficients = coefficients * weight.to(p.dtype)[classes]
-            if masked is not None:
-                coefficients = coefficients.masked_fill(masked.gather(1, classes), 0)
-            mass.append(class_sum(coefficients))
-        if floor is not None and masked is not None:
-            mass.append(floor * weighted((~masked).to(p.dtype), weight).sum(1))
-        elif floor is not None:
-            mass.append(floor * (p.shape[1] if weight is None else weight.sum()))
-        outer = outer[:, None]
-        total = reduce(torch.add, mass)[:, None] * outer
-        gradient = p * total if again else p.mul_(total)
-        for values, scale in pairs:
-            gradient.addcmul_(weighted(values.to(p.dtype), weight), scale[:, None] * outer, value=-1)
-        if classes is not None:
-            gradient.scatter_add_(1, classes, coefficients * -outer)
-        if floor is not None:
-            gradient -= weighted(floor[:, None] * outer, weight)
-        if masked is not None:
-            gradient = gradient.masked_fill(masked, 0)
-        return gradient.to(logits.dtype), *[None] * (6 + len(dense))
+        p = torch.softmax(logits, 1, accumulation_dtype(logits.dtype)) if p is None or again else p
+        parts = list(zip(dense[::2], dense[1::2], strict=True))
+        if not ctx.masked and weight is None and not again:  # what q sums to is known
+            gradient = p * (outer if mass is None else outer * mass[:, None])
+            for values, scale in parts:
+                gradient.addcmul_(values, scale[:, None] * outer, value=-1)
+            if classes is not None:
+                gradient.scatter_add_(1, classes, coefficients * -outer)
+            if floor is not None:
+                gradient.sub_(floor[:, None] * outer)
+        else:
+            q = _whole_target(p.detach(), parts, classes, coefficients, floor, weight)
+            if ctx.masked:
+                q.masked_fill_(logits == -math.inf, 0)
+            mass = q.sum(1, keepdim=True)
+            gradient = (p * mass - q) * outer if again else q.addcmul_(p, mass, value=-1).mul_(-outer)
+        return gradient.to(logits.dtype), *[None] * (10 + len(dense))
 
 
-def log_likelihood(logits: Tensor) -> Tensor:
-    """log softmax (B, K, ...) in the type that sums are made in; nothing flows back through it."""
-    return torch.log_softmax(logits.detach(), 1, accumulation_dtype(logits.dtype))
-
-
-def _inner_product(
-    log_p: Tensor, classes: Tensor | None, coefficients: Tensor | None, floor: Tensor | None, pairs: list[Scaled]
+def _whole_target(
+    like: Tensor,
+    dense: list[tuple[Tensor, Tensor]],
+    classes: Tensor | None,
+    coefficients: Tensor | None,
+    floor: Tensor | None,
+    weight: Tensor | None,
 ) -> Tensor:
-    """``<q, log p>`` of every position, (B, d1, ...)."""
-    inner = [scale * (values * log_p).sum(1, dtype=log_p.dtype) for values, scale in pairs]
-    if classes is not None and coefficients is not None:
-        inner.append(class_sum(log_p.gather(1, classes) * coefficients))
+    """q (n, K), with class weights ``q_j * w_j``, in the type of another tensor."""
+    q = None
+    for values, scale in dense:
+        terms = weighted(values, weight)
+        q = terms * scale[:, None] if q is None else q.addcmul_(terms, scale[:, None])
     if floor is not None:
-        inner.append(floor * log_p.sum(1))
-    return reduce(torch.add, inner)
+        even = floor[:, None] if weight is None else floor[:, None] * weight.to(floor.dtype)
+        q = even.expand_as(like).clone() if q is None else q.add_(even)
+    q = torch.zeros_like(like) if q is None else q
+    if classes is not None and coefficients is not None:
+        q.scatter_add_(1, classes, coefficients if weight is None else coefficients * weight.to(q.dtype)[classes])
+    return q
 
 
-def _masked(logits: Tensor) -> Tensor:
-    """True (B, K, ...) where a logit is -inf."""
-    return logits == -math.inf
+def _plus(total: Tensor | None, values: Tensor, scale: Tensor) -> Tensor:
+    return values * scale if total is None else torch.addcmul(total, values, scale)
 
 
-def _label_mass(
-    at: Tensor, labels: int, classes: Tensor | None, coefficients: Tensor | None, pairs: list[Scaled]
-) -> Tensor:
-    """The labels' part of q at the classes where ``at`` (B, K, ...) is true, (B, d1, ...)."""
-    if labels and classes is not None and coefficients is not None:
-        return class_sum(coefficients[:, :labels] * at.gather(1, classes[:, :labels]))
-    return pairs[0].scale * (pairs[0].values * at).sum(1)
-
-
-def _pairs(dense: Sequence[Tensor]) -> list[Scaled]:
-    """The dense parts of a target, which autograd takes as one tensor after the other."""
-    return [Scaled(values, scale) for values, scale in zip(dense[::2], dense[1::2], strict=True)]
+def _drop_masked(terms: Tensor, keep_infinite: bool = False) -> Tensor:
+    """In place: terms of masked classes, 0 * -inf or q * -inf, become 0; those of a label may stay infinite."""
+    return terms.nan_to_num_(nan=0.0, posinf=math.inf, neginf=-math.inf if keep_infinite else 0.0)
 
 
 def weighted(values: Tensor, weight: Tensor | None) -> Tensor:
-    """Values (B, K, ...) times the weights (K) of their classes."""
-    if weight is None:
-        return values
-    return values * weight.to(accumulation_dtype(values.dtype)).reshape(-1, *[1] * (values.ndim - 2))
+    """Values (n, K) times the weights (K) of their classes."""
+    return values if weight is None else values * weight.to(accumulation_dtype(values.dtype))
 
 
 def class_sum(values: Tensor) -> Tensor:
-    """Values (B, m, ...) summed over their m classes."""
+    """Values (n, m) summed over their m classes."""
     return values[:, 0] if values.shape[1] == 1 else values.sum(1)

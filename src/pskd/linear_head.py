@@ -75,11 +75,11 @@ class Part:
 Output: TypeAlias = Tensor | LinearHead
 """What methods take: logits (B, K, ...), or a head that makes them."""
 
-Losses: TypeAlias = Callable[[Tensor, Part], tuple[Tensor, Tensor]]
-"""From the logits (n, K) of a part of the positions: their losses, and their shares in a mean, both (n)."""
+Losses: TypeAlias = Callable[[Tensor, Part], tuple[Tensor, Tensor | None]]
+"""From the logits (n, K) of a part of the positions: their losses, and their shares in a mean (None: 1), both (n)."""
 
 
-def reduced_over_parts(head: LinearHead, losses: Losses, mean: bool = True) -> Tensor:
+def reduce_over_parts(head: LinearHead, losses: Losses, mean: bool = True) -> Tensor:
     """``sum(losses)`` over all positions, for a ``mean`` divided by ``sum(shares)``.
 
     The gradient flows to hidden states, weight and bias.
@@ -87,13 +87,13 @@ def reduced_over_parts(head: LinearHead, losses: Losses, mean: bool = True) -> T
     parts = list(head.parts())
     if len(parts) == 1:  # all logits may exist at once: autograd alone has less to do
         each, share = losses(F.linear(*head.part(parts[0])), parts[0])
-        return each.sum() / share.sum() if mean else each.sum()
+        return each.sum() if not mean else each.mean() if share is None else each.sum() / share.sum()
     wanted = torch.is_grad_enabled() and head.requires_grad
-    total: Tensor = _ReducedOverParts.apply(*head, losses, mean, wanted)
+    total: Tensor = _ReduceOverParts.apply(*head, losses, mean, wanted)
     return total
 
 
-class _ReducedOverParts(torch.autograd.Function):
+class _ReduceOverParts(torch.autograd.Function):
     """The gradients are ready when the loss is; the backward pass only scales them."""
 
     @staticmethod
@@ -109,13 +109,14 @@ class _ReducedOverParts(torch.autograd.Function):
         head = LinearHead(hidden.detach(), weight.detach(), None if bias is None else bias.detach())
         wanted = [with_gradient and needed for needed in ctx.needs_input_grad[:3]]
         gradients = [torch.zeros_like(t) if w and t is not None else None for t, w in zip(head, wanted, strict=True)]
-        sums = torch.zeros(2, dtype=torch.float64 if hidden.dtype == torch.float64 else torch.float32).to(hidden.device)
+        sums = torch.zeros(2, dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
         for part in head.parts():
             piece = head.part(part)
             logits = F.linear(*piece)
             with torch.set_grad_enabled(any(wanted)):
                 each, share = losses(logits.requires_grad_(any(wanted)), part)
-            sums += torch.stack((each.detach().sum(), share.sum()))
+            count = torch.full_like(sums[0], len(each)) if share is None else share.sum()
+            sums += torch.stack((each.detach().sum(), count))
             if any(wanted):
                 (slope,) = torch.autograd.grad(each, logits, torch.ones_like(each))
                 del logits, each

@@ -123,11 +123,11 @@ class Registry:
         return {point.name: point for point in entry_points(group=self.group)}
 
 
-def _makes_methods(thing: Any) -> bool:
-    return isinstance(thing, type) and hasattr(thing, "from_settings")
+def _is_method(thing: Any) -> bool:
+    return isinstance(thing, type) and hasattr(thing, "needs") and hasattr(thing, "loss")
 
 
-methods = Registry("method", "pskd.methods", "pskd.methods", "a subclass of pskd.Method", _makes_methods)
+methods = Registry("method", "pskd.methods", "pskd.methods", "a subclass of pskd.Method", _is_method)
 
 
 LIBRARIES = ("torchvision", "timm", "transformers", "hf")  # whose parts are named by prefix, and built by code of ours

@@ -58,10 +58,10 @@ def test_a_training_without_progress_ends(tmp_path: Path) -> None:
 
 def test_balanced_class_weights(tmp_path: Path) -> None:
     assert torch.allclose(build.balanced_weights(torch.tensor([30, 10])), torch.tensor([2 / 3, 2.0]))
-    config = small("data.noise=0.3", "method.class_weight=balanced", "epochs=1")
+    config = small("data.noise=0.3", "method.weight=balanced", "epochs=1")
     task = Classification(config)
     made = build.method(config, task, task.model(), 7, tmp_path, Group())
     assert made.weight is not None
     assert torch.allclose(made.weight[task.data.train.labels].mean(), torch.tensor(1.0))
     train(config, tmp_path / "run")
-    assert "class_weight: balanced" in (tmp_path / "run" / "config.yaml").read_text()
+    assert "weight: balanced" in (tmp_path / "run" / "config.yaml").read_text()

@@ -39,7 +39,7 @@ KINDS = {
         *(2, 1),
         (
             *("data.balance=true", "data.noise=0.2", "data.val_fraction=0.2", "train.ema=0.9", "train.patience=3"),
-            *("augment.auto=trivial", "augment.erase=0.5", "augment.mix=mixup_cutmix", "method.class_weight=balanced"),
+            *("augment.auto=trivial", "augment.erase=0.5", "augment.mix=mixup_cutmix", "method.weight=balanced"),
         ),
     ),
 }

@@ -32,7 +32,7 @@ def refusal(**settings: Any) -> str:
 
 
 def training(folder: Path) -> list[bool]:
-    """The README's loop in one of several processes: whether all rows of each batch of epochs 1 and 2 are known."""
+    """The README's loop in one of several processes: whether all records of each batch of epochs 1 and 2 are known."""
     torch.manual_seed(0)
     train = TensorDataset(torch.randn(N, 3), torch.arange(N) % K)
     model = nn.parallel.DistributedDataParallel(nn.Linear(3, K))
@@ -45,9 +45,8 @@ def training(folder: Path) -> list[bool]:
         sampler.set_epoch(epoch)
         distill.start_epoch(epoch)
         for x, y, index in DataLoader(pskd.Indexed(train), batch_size=4, sampler=sampler):
-            known = bank.recall(index).known
             if epoch:
-                seen.append(known is None or bool(known.all()))
+                seen.append(bool(bank.known(index).all()))
             loss = distill(model(x), y, index=index)
             optimizer.zero_grad()
             loss.backward()
@@ -63,6 +62,7 @@ def test_two_processes(tmp_path: Path) -> None:
         found: dict[str, Any] = {
             "private": refusal(),
             "shared": refusal(path=tmp_path / "other"),
+            "own samples": refusal(host=rank, hosts=2),
             "seen": training(tmp_path),
         }
         del os.environ["LOCAL_WORLD_SIZE"]  # another launcher than torchrun: all processes may be here
@@ -81,7 +81,7 @@ def test_two_processes(tmp_path: Path) -> None:
         for refused in ("private", "no torchrun", "two hosts", "two hosts, shared"):
             assert found[refused].startswith("memory: 2 processes train, each with a bank of its own: give path=FILE")
             assert "pskd.Snapshot" in found[refused]
-        assert found["shared"] == found["two hosts, sharded"] == ""
+        assert found["shared"] == found["own samples"] == found["two hosts, sharded"] == ""
         assert found["seen"] == [True] * 6
 
 

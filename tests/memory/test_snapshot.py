@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from banks import batch_of
 from pskd import PSKD, Snapshot
 from pskd.errors import PskdError
 from pskd.memory.snapshot import unwrap_model
@@ -37,7 +38,7 @@ def model() -> Net:
 
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
-Y = torch.tensor([0, 1, 2, 0, 1])
+BATCH = batch_of(torch.zeros(5, 3))
 
 
 def prediction(model: nn.Module, x: Tensor = X) -> Tensor:
@@ -53,27 +54,36 @@ def move(model: nn.Module) -> None:
             parameter += 0.1 * torch.randn_like(parameter)
 
 
-def recalled(memory: Snapshot, key: Any = X) -> Tensor:
-    past = memory.recall(key)
+def read(memory: Snapshot, inputs: Any = X) -> Tensor:
+    past = memory.read(memory.key(inputs=inputs), BATCH)
     assert past is not None
     assert past.classes is None
     assert past.known is None
     return past.values
 
 
+def step(memory: Snapshot, reads: int = 1) -> Tensor | None:
+    """A training step: what it has read, which is the same each time."""
+    key = memory.key(inputs=X)
+    pasts = [memory.read(key, BATCH) for _ in range(reads)]
+    memory.write(key, BATCH)
+    assert all(past is pasts[0] is None or torch.equal(past.values, pasts[0].values) for past in pasts)
+    return pasts[0].values if pasts and pasts[0] is not None else None
+
+
 def test_it_is_the_model_of_one_epoch_ago(model: Net) -> None:
     memory = Snapshot(model)
     memory.start_epoch(0)
-    assert memory.recall(X) is None
+    assert step(memory) is None
     for epoch in range(1, 4):
         for _ in range(3):
             move(model)
-            memory.record(X, X)
+            step(memory, reads=0)
         before = prediction(model)
         memory.start_epoch(epoch)
         for _ in range(2):
             move(model)
-            assert torch.equal(recalled(memory), before)
+            assert torch.equal(read(memory), before)
         assert not torch.equal(prediction(model), before)
 
 
@@ -82,13 +92,12 @@ def renewals(model: Net, refresh: float, steps: int | None, epochs: int = 5, ste
     memory, seen, times = Snapshot(model, refresh, steps), None, []
     for epoch in range(epochs):
         memory.start_epoch(epoch)
-        for step in range(steps_really):
-            past = memory.recall(X)
-            if past is not None and (seen is None or not torch.equal(past.values, seen)):
-                seen = past.values
-                times.append(epoch + step / steps_really)
+        for place in range(steps_really):
+            past = step(memory)
+            if past is not None and (seen is None or not torch.equal(past, seen)):
+                seen = past
+                times.append(epoch + place / steps_really)
                 assert torch.equal(seen, prediction(model))
-            memory.record(X, X)
             move(model)
     return times
 
@@ -126,7 +135,7 @@ def test_the_copy_is_frozen_and_the_student_untouched(model: Net) -> None:
     gradients = [parameter.grad for parameter in model.parameters()]
     names, state = list(model.state_dict()), copy.deepcopy(model.state_dict())
     memory.start_epoch(1)
-    first, second = recalled(memory), recalled(memory)
+    first, second = read(memory), read(memory)
 
     assert torch.equal(first, second)  # no dropout, no batch statistics
     assert not first.requires_grad
@@ -142,16 +151,16 @@ def test_the_copy_is_frozen_and_the_student_untouched(model: Net) -> None:
 def test_inputs_are_a_tensor_a_tuple_or_a_dict(model: Net) -> None:
     memory = Snapshot(model)
     memory.start_epoch(1)
-    assert torch.equal(recalled(memory, X), prediction(model))
-    assert torch.equal(recalled(memory, (X,)), recalled(memory, X))
-    assert torch.equal(recalled(memory, (X, 2.0)), recalled(memory, {"x": X, "scale": 2.0}))
-    assert not torch.equal(recalled(memory, (X, 2.0)), recalled(memory, X))
+    assert torch.equal(read(memory, X), prediction(model))
+    assert torch.equal(read(memory, (X,)), read(memory, X))
+    assert torch.equal(read(memory, (X, 2.0)), read(memory, {"x": X, "scale": 2.0}))
+    assert not torch.equal(read(memory, (X, 2.0)), read(memory, X))
 
 
 def test_half_precision_predictions_are_summed_in_float32(model: Net) -> None:
     memory = Snapshot(model.bfloat16())
     memory.start_epoch(1)
-    values = recalled(memory, X.bfloat16())
+    values = read(memory, X.bfloat16())
     assert values.dtype == torch.float32
     torch.testing.assert_close(values.sum(1), torch.ones(5))
 
@@ -169,7 +178,7 @@ def test_wrappers_are_taken_off(model: Net, process_group: None) -> None:
         assert unwrap_model(wrapped) is model
     memory = Snapshot(torch.compile(parallel))
     memory.start_epoch(1)
-    assert torch.equal(recalled(memory), prediction(model))
+    assert torch.equal(read(memory), prediction(model))
     assert list(memory.state_dict()["weights"]) == list(model.state_dict())
 
 
@@ -183,8 +192,8 @@ def test_state_continues_in_the_middle_of_an_epoch(stop: tuple[int, int]) -> Non
         memory, seen = Snapshot(model, 0.5, steps_per_epoch=4), []
         for epoch in range(3):
             memory.start_epoch(epoch)
-            for step in range(4):
-                if interrupted and (epoch, step) == stop:
+            for place in range(4):
+                if interrupted and (epoch, place) == stop:
                     buffer = io.BytesIO()
                     torch.save({"memory": memory.state_dict(), "model": model.state_dict()}, buffer)
                     buffer.seek(0)
@@ -197,9 +206,8 @@ def test_state_continues_in_the_middle_of_an_epoch(stop: tuple[int, int]) -> Non
                     memory.load_state_dict(state["memory"])
                     memory.start_epoch(epoch)
                 model(X)  # the student's forward pass moves the batch statistics before the memory is asked
-                past = memory.recall(X)
-                seen.append(torch.zeros(0) if past is None else past.values)
-                memory.record(X, X)
+                past = step(memory)
+                seen.append(torch.zeros(0) if past is None else past)
                 move(model)
         return seen
 
@@ -212,9 +220,9 @@ def test_a_second_training_begins_without_a_past(model: Net) -> None:
     for _ in range(2):
         method = PSKD(2, memory=memory)
         method.start_epoch(0)
-        assert memory.recall(X) is None
+        assert step(memory) is None
         method.start_epoch(1)
-        assert memory.recall(X) is not None
+        assert step(memory) is not None
 
 
 class Answer:
@@ -233,8 +241,7 @@ def test_a_model_may_return_an_object_that_has_logits() -> None:
     model = Wrapped()
     memory = Snapshot(model)
     memory.start_epoch(1)
-    assert torch.equal(recalled(memory), copy.deepcopy(model).eval()(X).logits.softmax(1))
-    assert torch.equal(memory.step(X, recalls=True).past(None).values, recalled(memory))  # type: ignore[union-attr]
+    assert torch.equal(read(memory), copy.deepcopy(model).eval()(X).logits.softmax(1))
 
 
 @pytest.mark.parametrize("answer", [{"out": X}, (X,), Answer(None), None])
@@ -248,11 +255,11 @@ def test_any_other_answer_is_named(answer: Any) -> None:
     with pytest.raises(
         PskdError, match=f"returns logits, or an object that has them as .logits, not {type(answer).__name__}"
     ):
-        memory.recall(X)
+        read(memory)
 
 
 def test_a_step_runs_the_copy_once_and_is_counted_once() -> None:
-    """However many parts it has, and not at all where it has no past; renewals are those of recall and record."""
+    """However many parts it has; it does not run where nobody reads."""
     runs = []
 
     class Counting(Net):
@@ -261,13 +268,13 @@ def test_a_step_runs_the_copy_once_and_is_counted_once() -> None:
             return super().forward(x, scale)
 
     memory = Snapshot(Counting(), 0.5, steps_per_epoch=2)
-    for epoch, renewed in ((0, 0), (1, 3)):
+    for epoch, renewed in ((0, 1), (1, 3)):
         memory.start_epoch(epoch)
         for _ in range(2):
-            step = memory.step(X, recalls=epoch > 0)
-            assert all((step.past(None) is None) == (epoch == 0) for _ in range(3))
+            key = memory.key(inputs=X)
             for _ in range(3):
-                step.record(None, X)
+                assert epoch == 0 or memory.read(key, BATCH) is not None
+                memory.write(key, BATCH)
         state = memory.state_dict()
         assert (state["step"], state["renewals"]) == (2, renewed)
     assert runs == [False, False]
@@ -291,16 +298,13 @@ def test_wrong_settings_are_named(model: Net, settings: dict[str, Any], message:
 def followed(model: Net, memory: Snapshot, decay: float, steps: int) -> dict[str, Tensor]:
     """The mean of every weight by hand, after ``steps`` steps that asked the memory for the past or did not."""
     means: dict[str, Tensor] = {}
-    for step in range(steps):
+    for seen in range(steps):
         move(model)
         for name, value in model.state_dict().items():
-            share = min(decay, step / (step + 1))
-            mixed = share * means[name] + (1 - share) * value if step and value.is_floating_point() else value
+            share = min(decay, seen / (seen + 1))
+            mixed = share * means[name] + (1 - share) * value if seen and value.is_floating_point() else value
             means[name] = mixed.clone()
-        if step % 2:
-            recalled(memory)
-            recalled(memory)
-        memory.record(X, X)
+        step(memory, reads=2 * (seen % 2))
     return means
 
 
@@ -316,7 +320,7 @@ def test_a_copy_that_follows_is_the_mean_of_the_models(model: Net) -> None:
     torch.testing.assert_close(dict(memory.state_dict()["weights"]), means)
     # The past of a step is that of the copy which has just followed the model.
     torch.lerp(means["body.0.bias"], model.body[0].bias.detach(), 0.2, out=means["body.0.bias"])
-    recalled(memory)
+    read(memory)
     torch.testing.assert_close(memory.state_dict()["weights"]["body.0.bias"], means["body.0.bias"])
 
 
@@ -330,11 +334,11 @@ def test_a_copy_that_follows_goes_on_to_the_bit(model: Net) -> None:
     for _ in range(3):
         move(model)
         for each in (memory, again):
-            each.record(X, X)
-    assert torch.equal(recalled(memory), recalled(again))
+            step(each)
+    assert torch.equal(read(memory), read(again))
     memory.clear()
     move(model)
-    assert torch.equal(recalled(memory), prediction(model)), "a new training begins with the model as it is"
+    assert torch.equal(read(memory), prediction(model)), "a new training begins with the model as it is"
 
 
 def test_a_copy_either_follows_or_is_renewed(model: Net) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,42 +13,50 @@ import torch
 from torch import Tensor, nn
 
 import pskd
+from pskd.config.methods import TrainingInfo, make_method, method_settings
 from pskd.errors import PskdError
 from pskd.linear_head import Output
 from pskd.memory import PredictionBank, Snapshot
-from pskd.methods import CSKD, PSKD, TFKD, Hard, LabelSmoothing, Loss, Method, Surroundings
+from pskd.methods import CSKD, PSKD, TFKD, Hard, LabelSmoothing, Loss, Method
+from pskd.names import methods
 from pskd.settings import Count, NotNegative, Place, Positive, Range, Share
 from pskd.targets import Targets
 
-AROUND = Surroundings(
+TRAINING = TrainingInfo(
     epochs=3, num_classes=5, num_samples=12, steps_per_epoch=4, model=nn.Linear(3, 5), fingerprint="abc", path=None
 )
 METHODS: list[type[Method]] = [Hard, LabelSmoothing, CSKD, TFKD, PSKD]
 
 
 def declared(method: type[Method]) -> dict[str, tuple[Any, Any]]:
-    return {name: (setting.annotation, setting.default) for name, setting in method.settings().items()}
+    return {name: (setting.annotation, setting.default) for name, setting in method_settings(method).items()}
+
+
+def ps_kd(training: TrainingInfo = TRAINING, **settings: Any) -> PSKD:
+    made = make_method("ps_kd", training, settings)
+    assert isinstance(made, PSKD)
+    return made
 
 
 def test_the_settings_of_each_method_in_order() -> None:
     expected: dict[type[Method], dict[str, tuple[Any, Any]]] = {
         Hard: {},
         LabelSmoothing: {"epsilon": (Annotated[float, Range(ge=0, lt=1)], 0.1), "others_only": (bool, False)},
-        CSKD: {"temperature": (Positive, 4.0), "weight": (NotNegative, 1.0)},
+        CSKD: {"temperature": (Positive, 4.0), "lam": (NotNegative, 1.0)},
         TFKD: {
             "variant": (Literal["self", "reg"], "self"),
-            "teacher": (Annotated[str | None, Place()], None),
             "temperature": (Positive | None, None),
             "alpha": (Share | None, None),
             "multiplier": (Positive, 1.0),
-            "a": (Annotated[float, Range(gt=0, lt=1)], 0.95),
-            "released": (bool, False),
+            "a": (Annotated[float | None, Range(gt=0, lt=1)], None),
+            "released": (bool | None, None),
+            "teacher": (Annotated[str | None, Place()], None),
         },
         PSKD: {
             "alpha": (Share | Literal["auto"], 0.8),
             "schedule": (Literal["linear", "step", "exponential", "cosine", "constant"], "linear"),
-            "memory": (Literal["bank", "snapshot"], "bank"),
             "partners": (NotNegative, 0.0),
+            "memory": (Literal["bank", "snapshot"], "bank"),
             "form": (Literal["auto", "dense", "topk"], "auto"),
             "k": (Count, 32),
             "dtype": (Literal["float16", "bfloat16", "float32", "float64"], "float16"),
@@ -60,61 +69,58 @@ def test_the_settings_of_each_method_in_order() -> None:
     for method, settings in expected.items():
         assert declared(method) == settings
         assert list(declared(method)) == list(settings)
-        assert not any(setting.required for setting in method.settings().values())
-        assert all(setting.doc for setting in method.settings().values()), "each is described"
+        assert not any(setting.required for setting in method_settings(method).values())
+        assert all(setting.doc for setting in method_settings(method).values()), "each is described"
 
 
 def test_a_method_is_made_from_its_settings() -> None:
     for method in METHODS:
         given = {"teacher": "runs/before"} if method is TFKD else {}
-        made = method.from_settings(AROUND, **given)
-        assert type(made) is method
-        assert not made.needs_whole_model
-    assert LabelSmoothing.from_settings(AROUND, epsilon=0.3).epsilon == 0.3
+        assert type(make_method(method.name, TRAINING, given)) is method
+    smoothing = make_method("label_smoothing", TRAINING, {"epsilon": 0.3})
+    assert isinstance(smoothing, LabelSmoothing)
+    assert smoothing.epsilon == 0.3
+    assert make_method("tf_kd", TRAINING, {"variant": "reg"}).needs == frozenset()
     with pytest.raises(PskdError, match=r"epsilon must lie in \[0, 1\), got 3"):
-        LabelSmoothing.from_settings(AROUND, epsilon=3)
+        make_method("label_smoothing", TRAINING, {"epsilon": 3})
 
 
 def test_ps_kd_is_made_with_its_memory(tmp_path: Path) -> None:
-    method = PSKD.from_settings(AROUND, alpha=0.5, schedule="cosine", dtype="float32")
+    method = ps_kd(alpha=0.5, schedule="cosine", dtype="float32")
     bank = method.memory
     assert isinstance(bank, PredictionBank)
     assert (method.epochs, method.alpha, method.schedule) == (3, 0.5, pskd.schedules.cosine)
     assert (bank.num_samples, bank.num_classes, bank.form, bank.dtype) == (12, 5, "dense", torch.float32)
-    assert bank.fingerprint == "abc"
+    assert (bank.fingerprint, bank.max_age, bank.momentum) == ("abc", 1, 0)
     method.start_epoch(0)
-    assert method.logged() == {"alpha_t": pytest.approx(0.5 * (1 - math.cos(math.pi / 3)) / 2)}
+    assert method.alpha_t == pytest.approx(0.5 * (1 - math.cos(math.pi / 3)) / 2)
 
-    snapshot = PSKD.from_settings(AROUND, memory="snapshot", refresh=0.5)
-    assert isinstance(snapshot.memory, Snapshot)
-    assert snapshot.needs_whole_model == "a snapshot is a whole copy of the model, take method.memory=bank"
+    snapshot = ps_kd(memory="snapshot", refresh=0.5).memory
+    assert isinstance(snapshot, Snapshot)
+    assert (snapshot.refresh, snapshot.steps_per_epoch, snapshot.model) == (0.5, 4, TRAINING.model)
+    mean = ps_kd(memory="snapshot", ema=0.9).memory
+    assert isinstance(mean, Snapshot)
+    assert mean.ema == 0.9
+    assert ps_kd(momentum=0.5).memory.momentum == 0.5  # type: ignore[attr-defined]
 
-    many = Surroundings(**{**vars(AROUND), "num_classes": 1001, "host": 1, "hosts": 3, "path": tmp_path / "shared"})
+    many = replace(TRAINING, num_classes=1001, host=1, hosts=3, path=tmp_path / "shared")
     for settings, form, file in (({}, "topk", "shared"), ({"path": str(tmp_path / "own"), "k": 7}, "topk", "own")):
-        bank = PSKD.from_settings(many, **settings).memory
+        bank = ps_kd(many, **settings).memory
         assert isinstance(bank, PredictionBank)
         assert (bank.form, bank.k, bank.host, bank.shards) == (form, settings.get("k", 32), 1, 3)
         assert (tmp_path / file).exists()
     for form in ("dense", "topk"):
-        bank = PSKD.from_settings(AROUND, form=form, k=2).memory
-        assert isinstance(bank, PredictionBank)
-        assert bank.form == form
+        assert ps_kd(form=form, k=2).memory.form == form  # type: ignore[attr-defined]
     for wrong, message in (
         ({"memory": "banc"}, "memory is 'banc'; allowed are bank, snapshot; did you mean bank?"),
         ({"dtype": "int8"}, "dtype is 'int8'; allowed are float16, bfloat16, float32, float64"),
         ({"refresh": 0}, "refresh must be a positive number, got 0"),
         ({"alpha": 2}, "alpha must lie in [0, 1], got 2"),
+        ({"memory": "snapshot", "momentum": 0.5}, "method.momentum=0.5 is a bank's; with memory=snapshot take"),
+        ({"ema": 0.5}, "method.ema=0.5 is a snapshot's: add method.memory=snapshot, or take method.momentum"),
     ):
         with pytest.raises(PskdError, match=re.escape(message)):
-            PSKD.from_settings(AROUND, **wrong)
-
-
-def test_tf_kd_wants_its_teacher_or_a_sharp_one() -> None:
-    with pytest.raises(PskdError, match=r"method\.teacher is missing: name the folder of a finished run"):
-        TFKD.from_settings(AROUND)
-    assert TFKD.from_settings(AROUND, variant="reg").needs == frozenset()
-    with pytest.raises(PskdError, match=re.escape("method.a=0.2 must be more than 1/5, one over the classes")):
-        TFKD.from_settings(AROUND, variant="reg", a=0.2)
+            ps_kd(**wrong)
 
 
 class Own(Method):
@@ -137,12 +143,18 @@ class Own(Method):
         return Loss(boxes.sum(), {})
 
 
-def test_a_method_of_ones_own_needs_no_more_than_its_class() -> None:
+def test_a_method_of_ones_own_needs_no_more_than_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(methods._things, "own", Own)
     assert declared(Own) == {"sharpness": (Positive, 2.0)}
-    made = Own.from_settings(AROUND, sharpness=3.0)
+    made = make_method("own", TRAINING, {"sharpness": 3.0})
+    assert isinstance(made, Own)
     assert (made.num_classes, made.sharpness) == (5, 3.0)
     assert float(made(torch.zeros(1, 2), torch.zeros(1), boxes=torch.ones(3), index=torch.zeros(1))) == 3
-    assert (made.plain, made.shares_mix, made.takes_heads, made.strict, made.watch) == (False, False, False, True, None)
+    card = made.card
+    assert (card.plain, card.shares_mix, card.advise(made), made.takes_heads) == (False, False, None, False)
+    made.start_epoch(7)
+    made.settle()
+    made.load_state_dict(made.state_dict())
 
 
 def test_one_loop_serves_all_methods(logits: Tensor, labels: Tensor) -> None:
@@ -167,6 +179,6 @@ def test_one_loop_serves_all_methods(logits: Tensor, labels: Tensor) -> None:
             method(logits, labels, xyz=1)
         with pytest.raises(TypeError):
             method.loss(logits, labels, distiled=given["distilled"])
-    assert [method.plain for method in METHODS] == [True, False, False, False, False]
-    assert [method.shares_mix for method in METHODS] == [False, False, True, False, True]
+    assert [method.card.plain for method in METHODS] == [True, False, False, False, False]
+    assert [method.card.shares_mix for method in METHODS] == [False, False, True, False, True]
     assert [method.takes_heads for method in METHODS] == [True, True, False, False, True]

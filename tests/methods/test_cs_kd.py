@@ -20,11 +20,11 @@ def softmax(z: Tensor, temperature: float = 1.0) -> Tensor:
     return torch.exp(z / temperature) / torch.exp(z / temperature).sum()
 
 
-def literal(z: Tensor, label: int, partner: Tensor, temperature: float, weight: float) -> Tensor:
+def literal(z: Tensor, label: int, partner: Tensor, temperature: float, lam: float) -> Tensor:
     """The loss of one sample."""
     p, p_soft, teacher = softmax(z), softmax(z, temperature), softmax(partner, temperature)
     divergence = sum(teacher[k] * torch.log(teacher[k] / p_soft[k]) for k in range(K))
-    return -torch.log(p[label]) + weight * temperature**2 * divergence
+    return -torch.log(p[label]) + lam * temperature**2 * divergence
 
 
 @pytest.fixture
@@ -32,12 +32,12 @@ def partner() -> Tensor:
     return torch.randn(B, K, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).mul(3)
 
 
-@pytest.mark.parametrize(("temperature", "weight"), [(4.0, 1.0), (1.0, 0.5), (20.0, 3.0), (4.0, 0.0)])
+@pytest.mark.parametrize(("temperature", "lam"), [(4.0, 1.0), (1.0, 0.5), (20.0, 3.0), (4.0, 0.0)])
 def test_equals_the_equation_in_value_and_gradient(
-    logits: Tensor, labels: Tensor, partner: Tensor, temperature: float, weight: float
+    logits: Tensor, labels: Tensor, partner: Tensor, temperature: float, lam: float
 ) -> None:
-    method = CSKD(temperature, weight)
-    each = [literal(*sample, temperature, weight) for sample in zip(logits, labels.tolist(), partner, strict=True)]
+    method = CSKD(temperature, lam)
+    each = [literal(*sample, temperature, lam) for sample in zip(logits, labels.tolist(), partner, strict=True)]
     actual = method.loss(logits, labels, partner_logits=partner)
     torch.testing.assert_close(sum(actual.parts.values()), actual.total.detach())
     expected = value_and_gradient(torch.stack(each).mean(), logits)

@@ -19,7 +19,7 @@ def begun(rate: float = 0.3, seed: int = 0, epoch: int = 0) -> DisturbLabel:
 
 
 def drawn(method: DisturbLabel, labels: Tensor) -> Tensor:
-    return method.disturbed(labels, torch.arange(len(labels)), 5, method.epoch, None)
+    return method.disturbed(labels, torch.arange(len(labels)), torch.zeros(len(labels), 5), method.epoch, None)
 
 
 def test_every_class_is_drawn_alike() -> None:
@@ -36,7 +36,7 @@ def test_a_pure_function_of_seed_epoch_and_sample() -> None:
     assert torch.equal(same, drawn(begun(), labels))
     assert not torch.equal(same, drawn(begun(seed=1), labels))
     assert not torch.equal(same, drawn(begun(epoch=1), labels))
-    part = begun().disturbed(labels[:10], torch.arange(500, 510), 5, 0, None)
+    part = begun().disturbed(labels[:10], torch.arange(500, 510), torch.zeros(10, 5), 0, None)
     assert torch.equal(part, same[500:510])
 
 
@@ -44,14 +44,14 @@ def test_the_loss_is_that_of_the_drawn_labels(logits: Tensor, labels: Tensor) ->
     method, index = begun(rate=1.0), torch.arange(6)
     labels[1] = -100
     taken = torch.tensor([True, True, False, True, True, True])
-    changed = method.disturbed(labels, index, 5, 0, taken)
+    changed = method.disturbed(labels, index, logits, 0, taken)
     assert changed[1] == -100
     assert changed[2] == labels[2]
     assert not torch.equal(changed, labels)
     found = method(logits, labels, index=index, distilled=taken)
     torch.testing.assert_close(found, F.cross_entropy(logits, changed))
-    other = method.disturbed(labels, index, 5, 0, None, which=1)
-    plain = method.disturbed(labels, index, 5, 0, None)
+    other = method.disturbed(labels, index, logits, 0, None, which=1)
+    plain = method.disturbed(labels, index, logits, 0, None)
     lam = torch.linspace(0, 1, 6).double()
     assert not torch.equal(other, plain), "the two labels of a pair are drawn on their own"
     each = [F.cross_entropy(logits, y, reduction="none") for y in (plain, other)]

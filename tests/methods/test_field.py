@@ -11,21 +11,21 @@ import torch
 from helpers import metrics_of, small
 from torch import Tensor, nn
 
+from pskd.config.methods import TrainingInfo, make_method, method_settings
 from pskd.engine.loop import train
 from pskd.errors import PskdError
-from pskd.methods import Method, Surroundings
-from pskd.names import methods
+from pskd.methods import Method
 
 NEW = ["crl", "disturb_label", "elr", "focal", "maxsup", "mean_teacher", "ols", "sat", "temporal_ensembling", "zipf_ls"]
 N, K = 12, 5
 
 
 def made(name: str, model: nn.Module) -> Method:
-    around = Surroundings(
+    training = TrainingInfo(
         epochs=4, num_classes=K, num_samples=N, steps_per_epoch=2, model=model, fingerprint=None, path=None, seed=3
     )
-    method: Method = methods.find(name).from_settings(around)
-    assert all(setting.doc for setting in method.settings().values()), "each setting is described"
+    method = make_method(name, training, {})
+    assert all(setting.doc for setting in method_settings(type(method)).values()), "each setting is described"
     return method
 
 

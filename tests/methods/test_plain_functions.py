@@ -1,4 +1,4 @@
-"""Each method and the plain function beside it, whose last line is the equation, agree in value and gradient."""
+"""Each method and its equation, written plainly for a whole batch, agree in value and gradient."""
 
 from __future__ import annotations
 
@@ -11,11 +11,52 @@ from torch import Tensor
 from pskd.errors import PskdError
 from pskd.memory import PredictionBank
 from pskd.methods import CSKD, PSKD, TFKD, Hard, LabelSmoothing
-from pskd.methods.cs_kd import cs_kd_loss
-from pskd.methods.hard import hard_loss
-from pskd.methods.label_smoothing import label_smoothing_loss
-from pskd.methods.ps_kd import ps_kd_loss
-from pskd.methods.tf_kd import tf_kd_reg_loss, tf_kd_self_loss
+
+
+def cross_entropy(q: Tensor, logits: Tensor) -> Tensor:
+    return -(q * logits.log_softmax(1)).sum(1).mean()
+
+
+def divergence(teacher: Tensor, logits: Tensor) -> Tensor:
+    return (teacher * (teacher.log() - logits.log_softmax(1))).sum(1).mean()
+
+
+def hard_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(F.one_hot(labels, logits.shape[1]), logits)
+
+
+def label_smoothing_loss(logits: Tensor, labels: Tensor, epsilon: float, others_only: bool) -> Tensor:
+    y, num_classes = F.one_hot(labels, logits.shape[1]), logits.shape[1]
+    spread = (1 - y) / (num_classes - 1) if others_only else 1 / num_classes
+    return cross_entropy((1 - epsilon) * y + epsilon * spread, logits)
+
+
+def cs_kd_loss(logits: Tensor, labels: Tensor, partner: Tensor, temperature: float, lam: float) -> Tensor:
+    taught = divergence((partner / temperature).softmax(1), logits / temperature)
+    return hard_loss(logits, labels) + lam * temperature**2 * taught
+
+
+def tf_kd_self_loss(logits: Tensor, labels: Tensor, teacher: Tensor, temperature: float, alpha: float) -> Tensor:
+    taught = divergence((teacher / temperature).softmax(1), logits / temperature)
+    return (1 - alpha) * hard_loss(logits, labels) + alpha * temperature**2 * taught
+
+
+def tf_kd_reg_loss(
+    logits: Tensor, labels: Tensor, temperature: float, alpha: float, a: float, multiplier: float, released: bool
+) -> Tensor:
+    """As released, u is taken for logits, and the student is not softened."""
+    y, others = F.one_hot(labels, logits.shape[1]), logits.shape[1] - 1
+    u = a * y + (1 - a) / others * (1 - y)
+    if released:
+        taught = divergence((u / temperature).softmax(1), logits)
+    else:
+        taught = divergence((u.log() / temperature).softmax(1), logits / temperature)
+    return (1 - alpha) * hard_loss(logits, labels) + alpha * multiplier * taught
+
+
+def ps_kd_loss(logits: Tensor, labels: Tensor, past: Tensor, alpha: float) -> Tensor:
+    """Eq. 6."""
+    return cross_entropy((1 - alpha) * F.one_hot(labels, logits.shape[1]) + alpha * past, logits)
 
 
 @pytest.fixture
@@ -23,8 +64,8 @@ def other(logits: Tensor) -> Tensor:
     return torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).mul(2)
 
 
-def agree(fused: Tensor, plain: Tensor, logits: Tensor) -> None:
-    torch.testing.assert_close(value_and_gradient(fused, logits), value_and_gradient(plain, logits))
+def agree(found: Tensor, plain: Tensor, logits: Tensor) -> None:
+    torch.testing.assert_close(value_and_gradient(found, logits), value_and_gradient(plain, logits))
 
 
 def test_hard(logits: Tensor, labels: Tensor) -> None:
@@ -33,19 +74,21 @@ def test_hard(logits: Tensor, labels: Tensor) -> None:
 
 @pytest.mark.parametrize("others_only", [False, True])
 def test_label_smoothing(logits: Tensor, labels: Tensor, others_only: bool) -> None:
-    fused = LabelSmoothing(0.2, others_only)(logits, labels)
-    agree(fused, label_smoothing_loss(logits, labels, 0.2, others_only), logits)
+    found = LabelSmoothing(0.2, others_only)(logits, labels)
+    agree(found, label_smoothing_loss(logits, labels, 0.2, others_only), logits)
 
 
 def test_cs_kd(logits: Tensor, labels: Tensor, other: Tensor) -> None:
-    fused = CSKD(3.0, 0.5)(logits, labels, partner_logits=other)
-    agree(fused, cs_kd_loss(logits, labels, other, 3.0, 0.5), logits)
+    found = CSKD(3.0, 0.5)(logits, labels, partner_logits=other)
+    agree(found, cs_kd_loss(logits, labels, other, 3.0, 0.5), logits)
 
 
 def test_tf_kd(logits: Tensor, labels: Tensor, other: Tensor) -> None:
     taught = TFKD("self", 6.0, 0.9)(logits, labels, teacher_logits=other)
     agree(taught, tf_kd_self_loss(logits, labels, other, 6.0, 0.9), logits)
-    agree(TFKD("reg", 7.0, 0.3, a=0.8)(logits, labels), tf_kd_reg_loss(logits, labels, 7.0, 0.3, 0.8), logits)
+    for released in (True, False):
+        made = TFKD("reg", 7.0, 0.3, a=0.8, multiplier=5, released=released)(logits, labels)
+        agree(made, tf_kd_reg_loss(logits, labels, 7.0, 0.3, 0.8, 5, released), logits)
 
 
 def test_ps_kd(logits: Tensor, labels: Tensor, other: Tensor) -> None:
@@ -54,8 +97,8 @@ def test_ps_kd(logits: Tensor, labels: Tensor, other: Tensor) -> None:
     method.start_epoch(0)
     method(other.clone().requires_grad_(), labels, index=index)
     method.start_epoch(1)
-    fused = method(logits, labels, index=index)
-    agree(fused, ps_kd_loss(logits, labels, other.softmax(1), alpha=0.6), logits)
+    found = method(logits, labels, index=index)
+    agree(found, ps_kd_loss(logits, labels, other.softmax(1), alpha=0.6), logits)
 
 
 @pytest.mark.parametrize("mask", [None, [True, False, True, True, False, True]])

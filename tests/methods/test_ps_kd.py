@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from banks import known
 from pskd import PSKD, TFKD, Hard, Indexed, LinearHead, Loss, PredictionBank, Snapshot, schedules, soft_cross_entropy
-from pskd.checks import ValueChecks
+from pskd.checks import ValueChecks, allow_nonfinite
 from pskd.errors import PskdError
 from pskd.memory.base import Memory
 
@@ -26,6 +27,11 @@ N, K = 12, 4
 
 def logits_of(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def probabilities(distill: PSKD, index: Tensor) -> Tensor:
+    assert isinstance(distill.memory, PredictionBank)
+    return distill.memory.probabilities(index).clone()
 
 
 def test_two_epochs_by_hand() -> None:
@@ -57,14 +63,12 @@ def test_two_epochs_by_hand() -> None:
     by_hand = [[(0.5 - 0.36) / 2, (0.5 - 0.64) / 2], [(0.75 - 0.8) / 2, (0.25 - 0.2) / 2]]
     torch.testing.assert_close(gradient, torch.tensor(by_hand, dtype=torch.float64))
     # And these predictions are what a third epoch would read.
-    torch.testing.assert_close(
-        distill.memory.recall(index).values,  # type: ignore[union-attr]
-        torch.tensor([[0.75, 0.25], [0.5, 0.5]], dtype=torch.float64),
-    )
+    recorded = torch.tensor([[0.75, 0.25], [0.5, 0.5]], dtype=torch.float64)
+    torch.testing.assert_close(probabilities(distill, index), recorded)
 
 
 def test_the_first_epoch_is_plain_cross_entropy() -> None:
-    """Also for a sample that comes twice, whose row is there by then; with a bank and with a snapshot."""
+    """Also for a sample that comes twice, whose record is there by then; with a bank and with a snapshot."""
     model = nn.Linear(3, K)
     bank, snapshot = PredictionBank(N, K), Snapshot(model, 0.5, steps_per_epoch=2)
     for memory in (bank, snapshot):
@@ -93,7 +97,7 @@ def test_samples_without_a_past_have_their_label_as_target() -> None:
 
 
 def started(memory: Memory | None = None, epoch: int = 1, **settings: Any) -> PSKD:
-    """A method in its second epoch; every row was filled in the first."""
+    """A method in its second epoch; every sample was recorded in the first."""
     memory = memory or PredictionBank(N, K, dtype=torch.float64)
     distill = PSKD(**{"epochs": 2, "alpha": 0.8, "memory": memory, **settings})
     distill.start_epoch(0)
@@ -106,17 +110,15 @@ def started(memory: Memory | None = None, epoch: int = 1, **settings: Any) -> PS
 
 def test_where_distilled_is_false_the_memory_is_neither_read_nor_written() -> None:
     distill = started()
-    bank = distill.memory
-    assert isinstance(bank, PredictionBank)
     index = torch.arange(4)
-    logits, before = logits_of(4, K), bank.recall(index).values
+    logits, before = logits_of(4, K), probabilities(distill, index)
     distilled = torch.tensor([True, False, True, False])
     loss = distill(logits, index % K, index=index, distilled=distilled)
     log_p = logits.double().log_softmax(1)
     target = F.one_hot(index % K, K).double()
     target[distilled] = 0.2 * target[distilled] + 0.8 * before[distilled]
     torch.testing.assert_close(loss, -(target * log_p).sum(1).mean().float())
-    written = (bank.recall(index).values != before).any(1)
+    written = (probabilities(distill, index) != before).any(1)
     assert torch.equal(written, distilled)
 
 
@@ -155,7 +157,7 @@ def test_dense_predictions_with_a_snapshot() -> None:
 def test_class_probabilities_are_labels_too() -> None:
     distill, logits = started(), logits_of(4, K)
     labels = logits_of(4, K, seed=3).detach().softmax(1)
-    before = distill.memory.recall(torch.arange(4)).values  # type: ignore[union-attr]
+    before = probabilities(distill, torch.arange(4))
     loss = distill(logits, labels, index=torch.arange(4))
     expected = -((0.2 * labels + 0.8 * before) * logits.double().log_softmax(1)).sum(1).mean()
     torch.testing.assert_close(loss, expected.float())
@@ -168,6 +170,26 @@ def test_loss_tells_its_parts() -> None:
     assert torch.equal(sum(loss.parts.values()), loss.total.detach())
     assert distill.needs == {"index"}
     assert PSKD(1, memory=Snapshot(nn.Linear(1, 1))).needs == {"inputs"}
+
+
+def test_who_watches_is_shown_every_batch_that_has_a_past() -> None:
+    """Positions in a row, the targets as they were given, a past of probabilities and alpha_t as a tensor."""
+    distill, shown = PSKD(2, alpha=0.6, memory=PredictionBank(N, K, form="topk", k=2)), []
+    distill.watch = lambda *seen: shown.append(seen)
+    index, labels = torch.arange(6).view(2, 3), torch.arange(6).view(2, 3) % K
+    first, second = logits_of(2, K, 3), logits_of(2, K, 3, seed=1)
+    for epoch, each in enumerate((first, second)):
+        assert not shown
+        distill.start_epoch(epoch)
+        distill(each, labels, index=index)
+    ((logits, targets, past, alpha),) = shown
+    assert torch.equal(logits, second.movedim(1, -1).reshape(6, K))
+    assert targets is labels
+    p, classes = first.detach().softmax(1).movedim(1, -1).reshape(6, K).topk(2, 1)
+    torch.testing.assert_close(past.probabilities(K).gather(1, classes), p, atol=1e-3, rtol=1e-3)
+    assert past.mass is None
+    assert bool(past.known.all())
+    assert (alpha.shape, float(alpha)) == ((), pytest.approx(0.6))
 
 
 DATA = TensorDataset(torch.randn(N, 3, generator=torch.Generator().manual_seed(0)), torch.arange(N) % K)
@@ -226,10 +248,7 @@ def test_a_state_from_the_end_of_an_epoch_goes_on_with_the_next() -> None:
     assert other.state_dict()["epoch"] == 1  # saved again before anything was done
     other.start_epoch(2)
     assert other.alpha_t == pytest.approx(0.8 * 3 / 4)
-    past = other.memory.recall(torch.arange(N))
-    assert past is not None
-    assert past.known is not None
-    assert past.known.all()
+    assert known(other.memory, torch.arange(N)) == [True] * N  # type: ignore[arg-type]
 
 
 def test_a_state_from_before_the_first_epoch_starts_at_zero() -> None:
@@ -240,17 +259,14 @@ def test_a_state_from_before_the_first_epoch_starts_at_zero() -> None:
     distill.start_epoch(0)
 
 
-def test_a_state_of_the_first_epoch_keeps_its_rows_in_a_bank_that_was_used() -> None:
+def test_a_state_of_the_first_epoch_keeps_its_records_in_a_bank_that_was_used() -> None:
     used = started()
     state = {**used.state_dict(), "epoch": 0}
     distill = PSKD(epochs=2, memory=used.memory)
     distill.load_state_dict(state)
     distill.start_epoch(0)
     distill.start_epoch(1)
-    past = distill.memory.recall(torch.arange(N))
-    assert past is not None
-    assert past.known is not None
-    assert past.known.all()
+    assert known(distill.memory, torch.arange(N)) == [True] * N  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -262,9 +278,7 @@ def test_a_second_training_with_the_same_bank_starts_empty(epochs: int) -> None:
         for epoch in range(epochs):
             distill.start_epoch(epoch)
             if epoch == 0:
-                known = bank.recall(torch.arange(N)).known
-                assert known is not None
-                assert not known.any()
+                assert known(bank, torch.arange(N)) == [False] * N
             distill(logits_of(N, K), (torch.arange(N) + shift) % K, index=torch.arange(N))
 
 
@@ -297,7 +311,7 @@ def test_masked_classes_are_no_error(kind: str) -> None:
     before[0, 1] = now[0, 1] = now[1, 3] = before[2, 0] = -math.inf
     if kind == "snapshot":
         before = now  # the copy sees the inputs of today
-    k = K - 1  # of the top-k rows one class has the rest
+    k = K - 1  # of a top-k record one class has the rest
     memory = Snapshot(model) if kind == "snapshot" else PredictionBank(4, K, kind, k, torch.float64)  # type: ignore[arg-type]
     distill = PSKD(2, alpha=0.7, memory=memory)
     distill.start_epoch(0)
@@ -342,15 +356,15 @@ def test_masked_classes_are_no_error(kind: str) -> None:
 )
 def test_wrong_use_of_a_batch_is_named_and_writes_nothing(wrong: dict[str, Any], message: str) -> None:
     distill = started()
-    rows = {name: part.clone() for name, part in distill.state_dict()["memory"]["rows"].items()}
+    records = distill.state_dict()["memory"]["records"].clone()
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         distill(**{"logits": logits_of(4, K), "targets": CLASSES, "index": INDEX, **wrong})
     assert isinstance(caught.value, PskdError)
     assert "\n" not in str(caught.value)
-    assert all(torch.equal(rows[name], part) for name, part in distill.state_dict()["memory"]["rows"].items())
+    assert torch.equal(distill.state_dict()["memory"]["records"], records)
 
 
-def test_a_validation_pass_cannot_overwrite_rows() -> None:
+def test_a_validation_pass_cannot_overwrite_records() -> None:
     distill, model = started(), nn.Linear(3, K)
     with torch.no_grad(), pytest.raises(PskdError, match="logits have no gradient"):
         distill(model(torch.randn(4, 3)), CLASSES, index=INDEX)
@@ -432,7 +446,7 @@ def test_checks_on_the_host_are_made_at_once_and_count() -> None:
 
 
 def test_a_sample_that_skipped_an_epoch_has_its_label_as_target() -> None:
-    """Rows are served for one epoch; samples that are left out on purpose (here the mixed half) keep theirs."""
+    """Records are served for one epoch; samples that are left out on purpose (here the mixed half) keep theirs."""
     distill = PSKD(epochs=3, alpha=1.0, schedule="constant", memory=PredictionBank(N, K, dtype=torch.float64))
     labels, first = torch.arange(3), logits_of(3, K)
     distill.start_epoch(0)
@@ -461,7 +475,7 @@ def test_a_refused_state_changes_nothing_not_even_the_epoch() -> None:
             assert "\n" not in str(caught.value)
             assert method.state_dict()["epoch"] == 1
             assert method.alpha_t > 0
-    assert bank.recall(torch.arange(N)).known.all()  # type: ignore[union-attr]
+    assert known(bank, torch.arange(N)) == [True] * N
     for method in (with_bank, with_snapshot):
         method.start_epoch(2)
 
@@ -510,7 +524,7 @@ def test_auto_by_hand_over_epochs(form: Literal["dense", "topk"], epochs: int, p
             values, classes = p.topk(2 if form == "topk" else K)
             rest = (1 - values.sum()) / max(1, K - len(values))
             rows[sample] = torch.full_like(p, float(rest)).scatter(0, classes, values)
-        assert distill.logged() == {"alpha_t": pytest.approx(alpha)}
+        assert distill.alpha_t == pytest.approx(alpha)
         learnt = sum(given) / len(given)
 
 
@@ -528,10 +542,11 @@ def test_auto_counts_what_labels_of_every_kind_were_given(kind: str) -> None:
     logits = logits_of(4, K, seed=1).double().detach()
     logits[2] = math.nan
     distill = PSKD(epochs=100, alpha="auto", memory=PredictionBank(4, K, dtype=torch.float64))
-    distill.strict = False
     distill.start_epoch(0)
     distilled = torch.tensor([True, True, True, False])
-    distill(logits.requires_grad_(), targets, index=torch.arange(4), distilled=distilled)
+    with allow_nonfinite():
+        distill(logits.requires_grad_(), targets, index=torch.arange(4), distilled=distilled)
+    assert known(distill.memory, torch.arange(4)) == [True, True, False, False]  # type: ignore[arg-type]
     distill.start_epoch(1)
     given = (q * logits.detach().softmax(1))[:2].sum()
     assert distill.alpha_t == pytest.approx(2 / 100 * float(given) / 3)
@@ -579,7 +594,7 @@ def test_auto_stays_plain_where_nothing_was_learnt() -> None:
 
 def test_much_trust_in_a_short_training_is_spoken_of() -> None:
     def advice(**settings: Any) -> str | None:
-        return PSKD(memory=PredictionBank(1, 3), **settings).advice
+        return PSKD.card.advise(PSKD(memory=PredictionBank(1, 3), **settings))
 
     said = advice(epochs=29, alpha=0.5)
     assert said is not None
@@ -593,7 +608,8 @@ def test_much_trust_in_a_short_training_is_spoken_of() -> None:
         {"steps": 10, "alpha": 0.8},
     ]
     assert [advice(**settings) for settings in quiet] == [None] * 4
-    assert Hard().advice is None
+    assert Hard.card.advise(Hard()) is None
+    assert PSKD.card.logs == ("alpha_t",)
 
 
 def test_auto_of_a_stream_knows_all_steps_so_far() -> None:
@@ -699,5 +715,6 @@ def test_it_shows_what_it_is() -> None:
     assert repr(PSKD(steps=9, memory=Snapshot(nn.Linear(3, K), 5), reduction="sum")) == (
         "PSKD(alpha=0.8, schedule=linear, memory=Snapshot(model=Linear, refresh=5), steps=9, reduction='sum')"
     )
-    assert repr(TFKD("reg")) == "TFKD(variant='reg', temperature=40.0, alpha=0.1, multiplier=1.0, a=0.95)"
+    made = "TFKD(variant='reg', temperature=20.0, alpha=0.1, multiplier=1.0, a=0.99, released=True)"
+    assert repr(TFKD("reg")) == made
     assert repr(Hard()) == "Hard()"

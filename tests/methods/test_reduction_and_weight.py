@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pskd import CSKD, PSKD, TFKD, Hard, LabelSmoothing, LinearHead, Method, PredictionBank, Snapshot, linear_head
+from pskd.config.methods import TrainingInfo, make_method, method_settings
 from pskd.errors import PskdError
-from pskd.methods import BYOT, DDGSD, ELR, OLS, Focal, Loss, MaxSup, MeanTeacher, Surroundings, TemporalEnsembling
+from pskd.methods import BYOT, DDGSD, ELR, OLS, Focal, Loss, MaxSup, MeanTeacher, TemporalEnsembling
+from pskd.names import methods
 
 K, IGNORED = 5, -100
 WEIGHT = torch.tensor([0.5, 2.0, 0.0, 1.5, 3.0], dtype=torch.float64)
@@ -145,7 +147,7 @@ METHODS: list[tuple[Callable[..., Method], Callable[..., Tensor]]] = [
     (lambda **s: LabelSmoothing(0.2, **s), smoothed),
     (lambda **s: CSKD(3.0, 0.7, **s), cs_kd),
     (lambda **s: TFKD("self", 3.0, 0.9, **s), tf_kd),
-    (lambda **s: TFKD("reg", 3.0, 0.4, a=0.8, **s), tf_kd_reg),
+    (lambda **s: TFKD("reg", 3.0, 0.4, a=0.8, released=False, **s), tf_kd_reg),
     (distilling, ps_kd),
     (lambda **s: distilling(partners=0.5, **s), with_partners),
     (lambda **s: second_epoch(MaxSup(3, **s)), max_sup),
@@ -235,16 +237,13 @@ def test_a_head_is_reduced_as_its_logits(
         torch.testing.assert_close(*slopes)
 
 
-def test_weights_of_a_training_reach_its_method_and_no_file(logits: Tensor, labels: Tensor) -> None:
-    around = Surroundings(3, K, 6, 1, torch.nn.Linear(2, K), None, None, class_weight=WEIGHT)
+def test_weights_of_a_training_reach_its_method_and_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = TrainingInfo(3, K, 6, 1, torch.nn.Linear(2, K), None, None, class_weight=WEIGHT)
     for kind in (Hard, LabelSmoothing, CSKD, TFKD, PSKD):
-        given = {"teacher": "run"} if kind is TFKD else {"weight": 0.3} if kind is CSKD else {}
-        made = kind.from_settings(around, **given)
+        made = make_method(kind.name, training, {"teacher": "run"} if kind is TFKD else {})
         assert made.weight is not None
         assert torch.equal(made.weight, WEIGHT)
-        assert not {"reduction", "class_weight"} & set(kind.settings())
-        assert ("weight" in kind.settings()) == (kind is CSKD)
-        assert kind is not CSKD or made.lam == 0.3
+        assert not {"reduction", "class_weight", "weight"} & set(method_settings(kind))
 
     class Own(Method):
         """A method that knows nothing of weights."""
@@ -254,8 +253,9 @@ def test_weights_of_a_training_reach_its_method_and_no_file(logits: Tensor, labe
         def loss(self, output: Any, targets: Any, *, distilled: Tensor | None = None) -> Loss:
             return Loss(output.sum(), {})
 
-    with pytest.raises(PskdError, match=r"method=own takes no class weights: leave method\.class_weight out"):
-        Own.from_settings(around)
+    monkeypatch.setitem(methods._things, "own", Own)
+    with pytest.raises(PskdError, match=r"method=own takes no class weights: leave method\.weight out"):
+        make_method("own", training, {})
     with pytest.raises(PskdError, match="Own takes neither reduction nor weight"):
         Own(reduction="sum")
     assert Own().reduction == "mean"

@@ -94,7 +94,7 @@ def test_the_search_spaces_of_table_s2() -> None:
     assert spaces == {
         "Table S2, CS-KD drawn anew": {
             "method.temperature": list(range(1, 21)),
-            "method.weight": [0.1, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4],
+            "method.lam": [0.1, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4],
         },
         "Table S2, TF-KD drawn anew": {
             "method.temperature": [20, 30, 40],
@@ -198,6 +198,24 @@ def test_the_comparison_has_every_method_with_the_same_training() -> None:
         shown = [cell.config for cell in found if cell.labels["data"] == data]
         assert len(shown) == 25 * 5
         assert len({repr((each.model, each.optim, each.train.epochs, each.train.batch_size)) for each in shown}) == 1
+
+
+@pytest.mark.parametrize("study", ["studies/self_distillation", "studies/label_noise"])
+def test_methods_have_their_authors_constants_for_the_data(study: str) -> None:
+    """TF-KD's multipliers are those of ResNet-18, 50 and 100, over the 100 classes of CIFAR-100."""
+    wanted = {
+        ("Fashion-MNIST", "ELR"): {"beta": 0.7, "lam": 3},
+        ("CIFAR-100", "ELR"): {"beta": 0.9, "lam": 7},
+        ("Fashion-MNIST", "TF-KD"): {"variant": "self", "multiplier": 0.5},
+        ("CIFAR-100", "TF-KD"): {"variant": "self", "temperature": 6, "alpha": 0.95, "multiplier": 0.5},
+    }
+    for data in ("Fashion-MNIST", "CIFAR-100"):
+        wanted[data, "TF-KD reg"] = {"variant": "reg", "temperature": 20, "alpha": 0.1, "multiplier": 1}
+    for cell in cells(study):
+        settings = cell.config.method.model_dump()
+        assert wanted.get((cell.labels["data"], cell.labels["method"]), {}).items() <= settings.items(), cell.labels
+        if cell.labels["method"] == "TF-KD reg":
+            assert (settings["released"], settings["a"]) == (None, None)  # what the method's card says: released, 0.99
 
 
 def test_a_cycle_is_as_long_as_its_teacher_lasts() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pskd import registry, space
 from pskd.errors import PskdError
-from pskd.memory.storage import Storage
+from pskd.memory.mapped import map_file
 from pskd.methods.base import Method
 from pskd.runs.files import open_own
 from pskd.runs.group import Group, own_rank
@@ -72,7 +72,7 @@ class History:
         probabilities = self._block[:-num_samples].view(torch.float16)
         self.probabilities, self.flags = probabilities.view(HALVES[VERSION], -1), self._block[-num_samples:]
         self._compared: tuple[Tensor, Tensor] | None = None
-        if method is not None:
+        if method is not None and hasattr(method, "watch"):
             method.watch = self._compare
 
     @torch.no_grad()
@@ -159,7 +159,7 @@ class History:
     @torch.no_grad()
     def _compare(self, logits: Tensor, labels: Targets, past: Past, alpha: float | Tensor) -> None:
         label = labels[0] if isinstance(labels, tuple) else labels
-        values = _dense(past, logits.shape[1])
+        values = past.probabilities(logits.shape[1])
         # Not 1 - p: of a past that was stored in half precision nothing would be left near p = 1.
         wrong = values.scatter(1, label[:, None], 0.0).sum(1)
         wrong = wrong if past.known is None else wrong.masked_fill(~past.known, torch.nan)
@@ -171,22 +171,13 @@ def _zeros(size: int, device: torch.device, scratch: Path | None) -> Tensor:
     if scratch is None:
         return torch.zeros(size, dtype=torch.uint8, device=device)
     scratch.unlink(missing_ok=True)  # of an earlier process
-    storage = Storage(1, {"block": (size, torch.uint8)}, path=scratch, device=torch.device("cpu"))
+    block = map_file(scratch, (size,), torch.uint8, f"{size} bytes of an epoch")
     scratch.unlink()
-    return storage.rows(1)["block"][0]
+    return block
 
 
 def only_rescaled(logits: Tensor, labels: Tensor, past: Past, alpha: float | Tensor) -> Tensor:
     """True (B) where ``alpha <= p_(t,i) / p_(t-1,i)`` for every class i but the label's (the theory's condition)."""
-    surplus = torch.softmax(logits.float(), 1) - alpha * _dense(past, logits.shape[1])
+    surplus = torch.softmax(logits.float(), 1) - alpha * past.probabilities(logits.shape[1])
     met = surplus.scatter_(1, labels[:, None], 0.0).amin(1) >= 0
     return met if past.known is None else met & past.known
-
-
-def _dense(past: Past, num_classes: int) -> Tensor:
-    """Past predictions with a value for every class, (B, K) float32."""
-    values = past.values.float()
-    if past.classes is None:
-        return values
-    rest = (1 - values.sum(1, keepdim=True)).clamp_min(0) / max(1, num_classes - values.shape[1])
-    return rest.expand(len(values), num_classes).scatter(1, past.classes, values)

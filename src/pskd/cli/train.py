@@ -72,7 +72,7 @@ def train(
 @app.command(
     epilog="Examples:\n\n"
     "  pskd tune digits method.alpha=0.0:1.0:0.1\n\n"
-    "  pskd tune digits method=cs_kd method.temperature=1..20 method.weight=0.1,0.5,1,2,4 --random 5 --by nll"
+    "  pskd tune digits method=cs_kd method.temperature=1..20 method.lam=0.1,0.5,1,2,4 --random 5 --by nll"
 )
 def tune(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE.yaml", help="Settings to start from.")],

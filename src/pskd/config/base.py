@@ -34,12 +34,12 @@ class MethodConfig(Section):
 
     model_config = ConfigDict(frozen=True, extra="allow")
     name: str
-    class_weight: Literal["balanced"] | None = None
+    weight: Literal["balanced"] | None = None  # class weights in inverse proportion to how many samples each has
 
     @property
     def options(self) -> dict[str, Any]:
         """What the method itself is told: all settings but its name and what is made of the data."""
-        return self.model_dump(exclude={"name", "class_weight"})
+        return self.model_dump(exclude={"name", "weight"})
 
 
 class DataConfig(Section):

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, create_model
 
 from pskd import registry
 from pskd.config.base import MethodConfig, Section
+from pskd.config.methods import method_settings
 from pskd.config.run import Config, UncheckedConfig
 from pskd.errors import PskdError
 from pskd.settings import How, Place, Range, Setting, settings_of
@@ -66,7 +67,7 @@ def method_class(name: str, method: Any) -> type[MethodConfig]:
     """The settings of a method; of one that was not imported, any."""
     if method is None:
         return MethodConfig
-    fields = {"name": (str, name), **_fields(method.settings())}
+    fields = {"name": (str, name), **_fields(method_settings(method))}
     return create_model(f"{method.__name__}Config", __base__=_Checked, __doc__=method.__doc__, **fields)
 
 

@@ -15,6 +15,7 @@ from pskd import registry
 from pskd.config.base import Section
 from pskd.config.classes import DEFAULT_METHOD, DEFAULT_TASK, config_class, task_class
 from pskd.config.explain import TOP_LEVEL_SHORTS, explain
+from pskd.config.old_names import refuse_old_names, with_new_names
 from pskd.config.run import Config
 from pskd.config.yaml_file import parsed_yaml, read_yaml
 from pskd.errors import PskdError
@@ -46,6 +47,8 @@ def resolve(
     `scale=laptop` puts the common overlay and the recipe's section `laptop` between the two.
     """
     tree: dict[str, Any] = {}
+    overrides = list(overrides)
+    refuse_old_names(overrides)
     recipe = {key: value for key, value in recipe.items() if key not in ("about", "tables")}
     constants, laptop = (_mapping(recipe, key) for key in ("methods", "laptop"))
     recipe = {key: value for key, value in recipe.items() if key not in ("methods", "laptop")}
@@ -70,12 +73,15 @@ def resolve(
     if own != chosen:
         tree["method"] = {}  # settings of the recipe's own method mean nothing to another one
     tree["method"] = {**_mapping(constants, chosen), **_mapping(tree, "method"), "name": chosen}
+    tree = dict(with_new_names(tree))
     _merge(tree, given)
     return validated(tree, allow_code=allow_code)
 
 
 def changed(config: Config, overrides: Iterable[str], *, allow_code: bool = False) -> Config:
     """A resolved configuration with `key.sub=value` overrides on top."""
+    overrides = list(overrides)
+    refuse_old_names(overrides)
     tree = config.model_dump(mode="json")
     for override in overrides:
         _merge(tree, _override(override))
@@ -95,7 +101,7 @@ def validated(tree: Mapping[str, Any], *, allow_code: bool = False) -> Config:
     if allow_code and model is not None and registry.is_code(_text(model, "model")):
         registry.models.load(_text(model, "model"), allow_code=True)
     try:
-        return kind.model_validate(_settled(tree, kind))
+        return kind.model_validate(_settled(with_new_names(tree), kind))
     except ValidationError as error:
         raise PskdError(explain(error, kind)) from None
 

@@ -14,11 +14,12 @@ from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from pskd import registry
 from pskd.config import Config, OptimConfig, flat
 from pskd.config.base import TrainConfig
+from pskd.config.methods import TrainingInfo, make_method
 from pskd.errors import PskdError, installed_by
-from pskd.methods.base import Method, Surroundings
+from pskd.memory import Snapshot
+from pskd.methods import Method
 from pskd.runs import devices
 from pskd.runs.group import Group, meet_again
 from pskd.tasks.base import Task
@@ -134,7 +135,7 @@ def method(config: Config, task: Task, model: nn.Module, calls: int, folder: Pat
         if group.host_leader:
             shared.unlink(missing_ok=True)  # of an earlier process, whose rows are not ours
         group.barrier()
-    around = Surroundings(
+    training = TrainingInfo(
         epochs=config.train.epochs,
         num_classes=task.num_classes,
         num_samples=task.num_rows,
@@ -145,9 +146,9 @@ def method(config: Config, task: Task, model: nn.Module, calls: int, folder: Pat
         host=group.host,
         hosts=group.hosts,
         seed=config.train.seed,
-        class_weight=balanced_weights(task.class_counts()) if config.method.class_weight == "balanced" else None,
+        class_weight=balanced_weights(task.class_counts()) if config.method.weight == "balanced" else None,
     )
-    made: Method = registry.methods.find(config.method.name).from_settings(around, **config.method.options)
+    made = make_method(config.method.name, training, config.method.options)
     if shared is not None:
         group.barrier()
         if group.host_leader:
@@ -157,7 +158,8 @@ def method(config: Config, task: Task, model: nn.Module, calls: int, folder: Pat
             f"method={config.method.name}: {config.task} keeps past predictions on one host only;"
             " take method.memory=snapshot"
         )
-    if config.train.shard and (reason := task.needs_whole_model or made.needs_whole_model) is not None:
+    whole = "a snapshot is a whole copy of the model, take method.memory=bank"
+    reason = task.needs_whole_model or (whole if isinstance(made.memory, Snapshot) else None)
+    if config.train.shard and reason is not None:
         raise PskdError(f"train.shard=true: {reason}")
-    made.strict = config.train.on_nonfinite == "stop"
     return made

@@ -22,7 +22,7 @@ from pskd.engine import build
 from pskd.engine.nonfinite import NonFinite
 from pskd.engine.observer import observers_of
 from pskd.engine.progress import Progress, said_if_slow
-from pskd.engine.record import epoch_line, heading, intention, progress_text, provenance
+from pskd.engine.record import epoch_line, heading, intention, logged, progress_text, provenance
 from pskd.engine.saving import Saver
 from pskd.engine.state import TrainingState
 from pskd.errors import PskdError, blamed
@@ -198,8 +198,8 @@ class Trainer:
             progress.line(heading(self.config, self.task, self.weights, self.device), minor=resumed)
             for note in () if resumed else self.task.notes:
                 progress.line(note, minor=True)
-            if self.method.advice is not None and not resumed:
-                progress.line(f"note: {self.method.advice}")
+            if (advice := self.method.card.advise(self.method)) is not None and not resumed:
+                progress.line(f"note: {advice}")
             while state.epoch < epochs and not self.gives_up():
                 self.train_epoch(progress, asked)
                 after_epoch(self.end_epoch(progress))
@@ -244,7 +244,7 @@ class Trainer:
             batch = next(batches)
             wait = part + 1 < len(step.real)
             with self.accelerator.no_sync(self.model) if wait else contextlib.nullcontext():
-                with self.accelerator.autocast():
+                with self.accelerator.autocast(), self.nonfinite.allowed():
                     found, shown = self.task.loss(self.model, batch, real, self.method)
                 if not self.nonfinite.is_finite(found.total, lr):
                     self.nonfinite.skip(self.weights, step.total)
@@ -279,7 +279,7 @@ class Trainer:
         if state.skipped:
             record["skipped"] = state.skipped
         record["lr"] = self.optimizer.param_groups[0]["lr"]
-        record |= self.method.logged()
+        record |= logged(self.method)
         split = "val" if self.task.has_validation else "test"
         self.evaluated = {}
         if (state.epoch + 1) % self.config.eval.every == 0:

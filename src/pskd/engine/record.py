@@ -58,8 +58,13 @@ def progress_text(state: TrainingState, epochs: int, method: Method, loss: Tenso
     return " · ".join([f"epoch {state.epoch + 1}/{epochs}", f"loss {float(loss.detach()):.3f}", *_logged(method)])
 
 
+def logged(method: Method) -> dict[str, float]:
+    """What an epoch's record shows of a method."""
+    return {name: getattr(method, name) for name in method.card.logs}
+
+
 def _logged(method: Method) -> list[str]:
-    return [f"{name.removesuffix('_t')} {value:.3f}" for name, value in method.logged().items()]
+    return [f"{name.removesuffix('_t')} {value:.3f}" for name, value in logged(method).items()]
 
 
 def provenance(

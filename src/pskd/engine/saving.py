@@ -16,7 +16,8 @@ from pskd.config import Config, identity
 from pskd.engine.observer import Observer
 from pskd.engine.state import TrainingState
 from pskd.errors import STUMBLES, PskdError, folded
-from pskd.methods.base import Method
+from pskd.memory.base import shards_of
+from pskd.methods import Method
 from pskd.plan import Stretch
 from pskd.runs import checkpoint, schemas, sharding
 from pskd.runs.checkpoint import Checkpoints
@@ -70,7 +71,7 @@ class Saver:
         if device.type == "cuda":
             own["cuda_rng"] = torch.cuda.get_rng_state(device)
         parts: dict[str, Any] = {f"process-{group.rank}": own}
-        if group.host_leader and group.host < self.method.shards:
+        if group.host_leader and group.host < shards_of(self.method.memory):
             parts[f"method-{group.host}"] = self.method.state_dict()
         shared = {
             "model": sharding.whole(self.weights.state_dict()),

@@ -9,12 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pskd.memory.base import shards_of
 from pskd.methods import Method
 
 
 def new_channel(method: Method) -> Any:
     """A group in which CPUs talk, for ``states_of_hosts``; None where a state is whole. All processes call it."""
-    return dist.new_group(backend="gloo") if method.shards > 1 else None
+    return dist.new_group(backend="gloo") if shards_of(method.memory) > 1 else None
 
 
 def states_of_hosts(method: Method, channel: Any, *, leads: bool) -> list[dict[str, Any]]:

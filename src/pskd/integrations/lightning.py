@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from pskd.errors import PskdError
 from pskd.integrations import missing
 from pskd.integrations.hosts import load_states, new_channel, states_of_hosts
+from pskd.memory.base import shards_of
 from pskd.methods import Method
 from pskd.sampler import EpochSampler
 from pskd.settings import nearest
@@ -119,9 +120,10 @@ class PSKDCallback(Callback):  # type: ignore[misc]
                 f"epochs={epochs}, but Trainer(max_epochs={planned}): give both the same, or alpha does not reach its"
                 " end in the last epoch"
             )
-        if "index" in self.method.needs and trainer.num_nodes > 1 and self.method.shards != trainer.num_nodes:
+        shards = shards_of(self.method.memory)
+        if "index" in self.method.needs and trainer.num_nodes > 1 and shards != trainer.num_nodes:
             raise PskdError(
-                f"memory: {trainer.num_nodes} hosts train, but the bank is made for {self.method.shards}: give it host="
+                f"memory: {trainer.num_nodes} hosts train, but the bank is made for {shards}: give it host="
                 " and hosts= with a sampler that keeps each sample on its host, or take pskd.Snapshot"
             )
 

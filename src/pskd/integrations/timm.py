@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pskd.errors import PskdError
 from pskd.indexed import Indexed
 from pskd.integrations import missing
+from pskd.memory.base import shards_of
 from pskd.methods import Method
 
 try:
@@ -77,7 +78,7 @@ class PSKDTask(ClassificationTask):
             raise PskdError(
                 f"method: {type(method).__name__} needs {', '.join(unmade)}, which a timm task does not make"
             )
-        if method.shards > 1:
+        if shards_of(method.memory) > 1:
             raise PskdError(
                 "memory: timm saves in one process only, so a bank cannot be spread over hosts; take"
                 " pskd.Snapshot there"

@@ -23,8 +23,9 @@ from pskd.errors import PskdError
 from pskd.indexed import Indexed
 from pskd.integrations import missing
 from pskd.memory import Snapshot
+from pskd.memory.base import shards_of
 from pskd.methods import Method
-from pskd.methods.base import IGNORE_INDEX
+from pskd.targets import IGNORE_INDEX
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -150,7 +151,10 @@ class PSKDMixin:
         trainer: Any = self
         state = self.method.state_dict()
         trainer.accelerator.wait_for_everyone()  # a bank in a shared file has the rows of all processes now,
-        hosts, host = self.method.shards, int(os.environ.get("GROUP_RANK", 0)) if self.method.shards > 1 else 0
+        hosts, host = (
+            shards_of(self.method.memory),
+            int(os.environ.get("GROUP_RANK", 0)) if shards_of(self.method.memory) > 1 else 0,
+        )
         if trainer.is_world_process_zero() or (hosts > 1 and trainer.is_local_process_zero()):
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             save_state(state, Path(output_dir, f"pskd-{host}-of-{hosts}.safetensors"))

@@ -17,12 +17,53 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pskd.door import Batch, check_past
 from pskd.errors import PskdError
-from pskd.linear_head import LinearHead, Output, Part
-from pskd.memory.base import Memory, MemoryStep
+from pskd.linear_head import LinearHead, Output
+from pskd.memory.base import Memory
 from pskd.settings import Count, Positive, Range, check_arguments
 from pskd.targets import Past
-from pskd.tensors import accumulation_dtype
+from pskd.tensors import accumulation_dtype, several_processes
+
+
+class _Refresh:
+    """A copy that is made anew every ``period`` epochs; ``copies`` counts how often it was."""
+
+    def __init__(self, period: float, steps_per_epoch: int | None) -> None:
+        self.period, self.steps, self.copies = period, steps_per_epoch or 1, 0
+        self.inside_epochs = period != int(period)  # or else a step need not ask
+
+    def is_due(self, epoch: int, step: int) -> bool:
+        """Whether a copy is due in this step; an epoch that is longer than told does not run ahead of the next."""
+        copies = math.floor((epoch + min(step, self.steps - 1) / self.steps) / self.period + 1e-9)
+        due, self.copies = copies > self.copies, max(copies, self.copies)
+        return due
+
+
+class _Mean:
+    """An exponential mean of the model's weights that takes one step for every call; ``copies`` counts them.
+
+    In its nth step it keeps at most (n - 1) / n, so it is the plain mean of the models until it has seen enough. The
+    count is a tensor of the device: nothing waits for it, and a compiled step stays as it is.
+    """
+
+    def __init__(self, decay: float, device: torch.device) -> None:
+        exact = torch.float32 if device.type == "mps" else torch.float64  # which has no wider type
+        self.decay, self.copies = decay, torch.zeros((), dtype=exact, device=device)
+
+    def follow(self, mean: nn.Module, model: nn.Module) -> None:
+        self.copies += 1
+        step = 1 - ((self.copies - 1) / self.copies).clamp_max(self.decay)
+        ours, theirs = _weights(mean), _weights(model)
+        floating = [own.is_floating_point() for own in ours]
+        if any(floating):  # a model may have no weights at all
+            means = list(compress(ours, floating))
+            ways = torch._foreach_sub(list(compress(theirs, floating)), means)
+            torch._foreach_mul_(ways, step.to(ways[0].dtype))
+            torch._foreach_add_(means, ways)
+        for own, other, is_mean in zip(ours, theirs, floating, strict=True):
+            if not is_mean:
+                own.copy_(other)
 
 
 class Snapshot(Memory):
@@ -39,12 +80,12 @@ class Snapshot(Memory):
             (n - 1) / n, so that the copy is the plain mean of the models until it has seen enough of them, and random
             first weights count no more than others. Buffers of floating type, such as the statistics of batch
             normalisation, follow in the same way; others, such as counters, are taken over.
+        logits_of: makes logits (B, K, ...) or a ``LinearHead`` of what the model returns, if it is neither.
 
     Cost: one forward pass without gradient per step, and one more copy of the weights.
     """
 
     needs = "inputs"
-    logits_of: Callable[[Any], Output] | None = None  # makes (B, K, ...) of what the model returns, if it is not that
 
     def __init__(
         self,
@@ -52,13 +93,16 @@ class Snapshot(Memory):
         refresh: Positive = 1.0,
         steps_per_epoch: Count | None = None,
         ema: Annotated[float | None, Range(ge=0, lt=1)] = None,
+        *,
+        logits_of: Callable[[Any], Output] | None = None,
     ) -> None:
         check_arguments(Snapshot.__init__, locals())
         if ema is not None and refresh != 1:
             raise PskdError(f"refresh={refresh} and ema={ema}: a copy that follows is never renewed; give one of them")
         if steps_per_epoch is None and refresh != int(refresh):
             raise PskdError(f"refresh={refresh} is not a whole number of epochs: give steps_per_epoch too")
-        self._model, self._refresh, self._steps_per_epoch, self.ema = model, refresh, steps_per_epoch, ema
+        self._model, self.refresh, self.steps_per_epoch, self.ema = model, refresh, steps_per_epoch, ema
+        self.logits_of = logits_of
         self.clear()
 
     @property
@@ -66,55 +110,78 @@ class Snapshot(Memory):
         """The model in training, without wrappers."""
         return unwrap_model(self._model)
 
+    @property
+    def device(self) -> torch.device:
+        first = next(self._model.parameters(), None)
+        return torch.device("cpu") if first is None else first.device
+
+    def to(self, device: str | torch.device) -> Snapshot:
+        if self._copy is not None:
+            self._copy.to(device)
+        return self
+
     def clear(self) -> None:
         """Forget the copy."""
         self._copy: nn.Module | None = None
-        self._epoch = self._step = self._renewals = 0
-        self._behind = True  # whether a copy that follows has not yet done so in this step
+        self._epoch = self._step = 0
+        self._pace = _Refresh(self.refresh, self.steps_per_epoch) if self.ema is None else _Mean(self.ema, self.device)
 
     def start_epoch(self, epoch: int) -> None:
+        if self.ema is not None and self._copy is None:
+            self._copy = _frozen_copy(self.model)  # here, since the first step may be compiled
         if epoch == self._epoch:
             return  # a resume within the epoch: a copy that is due waits for the same moment as without it
         self._epoch, self._step = epoch, 0
-        self._renew_if_due()
-        if self.ema is not None and self._copy is not None:
-            self._share_buffers(self._copy)
+        if isinstance(self._pace, _Refresh):
+            self._refresh_if_due()
+        elif self._copy is not None:
+            _share_buffers(self._copy)
 
     def start_step(self, step: int) -> None:
         if self.ema is not None:
             return  # it follows at every call anyway
-        if self._refresh < 2:
+        if self.refresh < 2:
             raise PskdError(
-                f"refresh={self._refresh:g}: with PSKD(steps=...) a snapshot is renewed every so many steps, 2 at"
+                f"refresh={self.refresh:g}: with PSKD(steps=...) a snapshot is renewed every so many steps, 2 at"
                 " least; give refresh=1000, or as many as an epoch would have"
             )
         self.start_epoch(step)
 
-    def recall(self, key: Any, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past | None:
-        """The copy's predictions for the inputs ``key``: a tensor, a tuple of arguments or a dict of keywords."""
-        return _predictions(self._output(key), None)
+    def key(self, *, index: Any = None, inputs: Any = None) -> _Call:
+        """The inputs of a step: a tensor, a tuple of arguments or a dict of keywords."""
+        if inputs is None:
+            raise PskdError("inputs is missing: with a Snapshot, call with inputs=...")
+        return _Call(inputs)
 
-    def record(
-        self,
-        key: Any,
-        logits: Tensor,
-        *,
-        labels: Tensor | None = None,
-        take: Tensor | None = None,
-        normalised: bool = False,
-    ) -> None:
-        """Nothing is stored; the step is counted."""
-        self._follow()  # also in steps that did not ask for the past
-        self._step, self._behind = self._step + 1, True
+    def read(self, key: _Call, batch: Batch) -> Past | None:
+        """The copy's predictions of the inputs."""
+        if not key.ran:
+            self._update(key)
+            key.output, key.ran = self._predict(key.inputs), True
+        output = key.output
+        if output is None:
+            return None
+        if batch.part is not None and not isinstance(output, LinearHead):
+            raise PskdError("inputs: the snapshot's model returns logits, but a LinearHead was given: return that too")
+        with torch.no_grad():
+            if isinstance(output, LinearHead):
+                output = output.logits() if batch.part is None else output.part(batch.part).logits()
+            logits = output if batch.part is not None else batch.flat(output)
+            past = Past(torch.softmax(logits, 1, accumulation_dtype(logits.dtype)), known=batch.taken)
+        check_past(past, batch.logits)
+        return past
 
-    def step(self, key: Any, *, recalls: bool) -> MemoryStep:
-        """The copy runs once, when the first past is asked for, and the step is counted once."""
-        return _SnapshotStep(self, key, recalls)
+    def write(self, key: _Call, batch: Batch, log_p: Tensor | None = None, past: Past | None = None) -> None:
+        """Nothing is stored; the step is counted, once for all its parts."""
+        if key.counted:
+            return
+        self._update(key)  # also in steps that did not ask for the past
+        key.counted = True
+        if isinstance(self._pace, _Refresh) and self._pace.inside_epochs:
+            self._step += 1
 
-    def _output(self, inputs: Any) -> Output | None:
+    def _predict(self, inputs: Any) -> Output | None:
         """What the copy, once there is one, makes of the inputs."""
-        self._renew_if_due()
-        self._follow()
         if self._copy is None:
             return None
         with torch.no_grad():
@@ -137,120 +204,75 @@ class Snapshot(Memory):
     def state_dict(self) -> dict[str, Any]:
         """The copy's weights are views, so save them before the next step."""
         weights = {} if self._copy is None else self._copy.state_dict()
-        return {"epoch": self._epoch, "step": self._step, "renewals": self._renewals, "weights": weights}
+        return {"epoch": self._epoch, "step": self._step, "renewals": int(self._pace.copies), "weights": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if not {"epoch", "step", "renewals", "weights"} <= set(state):
             raise PskdError("state: it is not that of a Snapshot, which has weights; use the memory that was saved")
-        frozen = self._frozen_copy() if state["weights"] else None
+        frozen = _frozen_copy(self.model) if state["weights"] else None
         if frozen is not None:
             try:
                 frozen.load_state_dict(state["weights"])
             except RuntimeError as error:
                 said = " ".join(str(error).split())
                 raise PskdError(f"state: the snapshot's weights are those of another model: {said}") from error
-        self._epoch, self._step, self._renewals = state["epoch"], state["step"], state["renewals"]
-        self._copy, self._behind = frozen, True
+        self.clear()
+        self._epoch, self._step, self._copy = state["epoch"], state["step"], frozen
+        self._pace.copies += state["renewals"]
 
     @torch.no_grad()
-    def _follow(self) -> None:
-        """Bring a copy that follows the model to where it has to be in this step."""
-        if self.ema is None or not self._behind:
+    def _update(self, key: _Call) -> None:
+        """Once in a step: bring the copy to where it has to be."""
+        if key.updated:
             return
-        self._behind = False
-        followed, self._renewals = self._renewals, self._renewals + 1
-        if self._copy is None:
-            self._copy = self._frozen_copy()
-            return
-        decay = min(self.ema, followed / (followed + 1))
-        ours, theirs = _weights(self._copy), _weights(unwrap_model(self._model))
-        floating = [own.is_floating_point() for own in ours]
-        if any(floating):  # a model may have no weights at all
-            torch._foreach_lerp_(list(compress(ours, floating)), list(compress(theirs, floating)), 1 - decay)
-        for own, model, mean in zip(ours, theirs, floating, strict=True):
-            if not mean:
-                own.copy_(model)
+        key.updated = True
+        if isinstance(self._pace, _Mean):
+            self._copy = _frozen_copy(self.model) if self._copy is None else self._copy
+            self._pace.follow(self._copy, self.model)
+        elif self._pace.inside_epochs:
+            self._refresh_if_due()
 
-    def _renew_if_due(self) -> None:
-        if self.ema is not None:
+    @torch.no_grad()
+    def _refresh_if_due(self) -> None:
+        assert isinstance(self._pace, _Refresh)
+        if not self._pace.is_due(self._epoch, self._step):
             return
-        # An epoch that is longer than it was said to be must not run ahead of the next one.
-        steps = self._steps_per_epoch or 1
-        progress = self._epoch + min(self._step, steps - 1) / steps
-        due = math.floor(progress / self._refresh + 1e-9)
-        if due <= self._renewals:
-            return
-        self._renewals = due
         if self._copy is None:
-            self._copy = self._frozen_copy()
+            self._copy = _frozen_copy(self.model)
         else:
             self._copy.load_state_dict(self.model.state_dict())
-        self._share_buffers(self._copy)
-
-    @staticmethod
-    def _share_buffers(frozen: nn.Module) -> None:
-        """Batch statistics are each process's own within an epoch."""
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            for buffer in frozen.buffers():
-                dist.broadcast(buffer, 0)
-
-    def _frozen_copy(self) -> nn.Module:
-        model = self.model
-        gradients = [parameter.grad for parameter in model.parameters()]
-        try:
-            for parameter in model.parameters():
-                parameter.grad = None  # or they would be copied too
-            frozen = copy.deepcopy(model)
-        finally:
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter.grad = gradient
-        return frozen.requires_grad_(False).eval()
+        _share_buffers(self._copy)
 
 
-class _SnapshotStep(MemoryStep):
-    def __init__(self, memory: Snapshot, key: Any, recalls: bool) -> None:
-        super().__init__(memory, key, recalls)
-        self._snapshot, self._counted, self._ran = memory, False, not recalls
-        self._output: Output | None = None
+class _Call:
+    """A step's inputs, and what the copy makes of them."""
 
-    def check(self, part: Part | None, logits: Tensor) -> None:
-        return
-
-    def past(self, part: Part | None, *, labels: Tensor | None = None, take: Tensor | None = None) -> Past | None:
-        if not self._ran:
-            self._output, self._ran = self._snapshot._output(self._key), True
-        return _predictions(self._output, part)
-
-    def record(
-        self,
-        part: Part | None,
-        logits: Tensor,
-        *,
-        labels: Tensor | None = None,
-        take: Tensor | None = None,
-        normalised: bool = False,
-    ) -> None:
-        if not self._counted:
-            self._snapshot.record(self._key, logits)
-        self._counted = True
+    def __init__(self, inputs: Any) -> None:
+        self.inputs, self.updated, self.ran, self.counted = inputs, False, False, False
+        self.output: Output | None = None
 
 
 def _weights(model: nn.Module) -> list[Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
-@torch.no_grad()
-def _predictions(output: Output | None, part: Part | None) -> Past | None:
-    """The softmax of what a model returned for a batch, of all of it or of one part."""
-    if output is None:
-        return None
-    if isinstance(output, LinearHead):
-        logits = (output if part is None else output.part(part)).logits()
-    elif part is None:
-        logits = output
-    else:
-        raise PskdError("inputs: the snapshot's model returns logits, but a LinearHead was given: return that too")
-    return Past(torch.softmax(logits, 1, accumulation_dtype(logits.dtype)))
+def _share_buffers(frozen: nn.Module) -> None:
+    """Batch statistics are each process's own within an epoch."""
+    if several_processes():
+        for buffer in frozen.buffers():
+            dist.broadcast(buffer, 0)
+
+
+def _frozen_copy(model: nn.Module) -> nn.Module:
+    gradients = [parameter.grad for parameter in model.parameters()]
+    try:
+        for parameter in model.parameters():
+            parameter.grad = None  # or they would be copied too
+        frozen = copy.deepcopy(model)
+    finally:
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+    return frozen.requires_grad_(False).eval()
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:

@@ -1,6 +1,6 @@
 """How a model is taught: one file for each method."""
 
-from pskd.methods.base import Loss, Method, Surroundings
+from pskd.methods.base import Loss, Method
 from pskd.methods.byot import BYOT
 from pskd.methods.crl import CRL
 from pskd.methods.cs_kd import CSKD, SameClassPartners
@@ -40,7 +40,6 @@ __all__ = [
     "MeanTeacher",
     "Method",
     "SameClassPartners",
-    "Surroundings",
     "TemporalEnsembling",
     "ZipfLS",
 ]

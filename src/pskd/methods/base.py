@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pskd.checks import ValueChecks
+from pskd.door import Batch, check_reduction, door, reduce
 from pskd.errors import PskdError
-from pskd.linear_head import LinearHead, Output, Part, reduced_over_parts
-from pskd.settings import Setting, described, nearest, settings_of
-from pskd.targets import Past, Reduction, Targets, check_reduction, per_position, reduced
+from pskd.linear_head import LinearHead, Output, Part, reduce_over_parts
+from pskd.memory.base import Memory
+from pskd.methods.card import Card
+from pskd.methods.clock import Clock
+from pskd.settings import described, nearest
+from pskd.targets import Reduction, Targets
 from pskd.tensors import to_device
 
-IGNORE_INDEX = -100  # a position with this label takes no part in any method
 NEEDS = (
     *("index", "inputs", "partner_logits", "teacher_logits"),
     *("view", "view_logits", "last_logits", "head_logits", "head_features"),
@@ -27,6 +27,9 @@ NEEDS = (
 
 ClassWeight: TypeAlias = Tensor | Sequence[float] | None
 """(K), what a sample of each class counts; None: all the same."""
+
+Terms: TypeAlias = Mapping[str, Tensor]
+"""What a loss is the sum of, by name: for each position one number, (n)."""
 
 
 class Loss(NamedTuple):
@@ -39,40 +42,11 @@ class Loss(NamedTuple):
     parts: dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """The training that a method is made for: what is known of it before the first step.
-
-    Args:
-        epochs: the length of the training.
-        num_classes: classes of the model.
-        num_samples: rows that a bank needs: training samples, in translation tokens.
-        steps_per_epoch: calls of the method in an epoch.
-        model: the model in training.
-        fingerprint: identity of the training data.
-        path: a scratch file that the processes of this host share; None: there is one process.
-        host, hosts: this machine, and how many there are.
-        class_weight: (K), what a sample of each class counts; None: all the same.
-        seed: of the run.
-    """
-
-    epochs: int
-    num_classes: int
-    num_samples: int
-    steps_per_epoch: int
-    model: nn.Module
-    fingerprint: str | None
-    path: Path | None
-    host: int = 0
-    hosts: int = 1
-    class_weight: Tensor | None = None
-    seed: int = 0
-
-
 class Method(ABC):
     """A loss with a memory of its own. It never runs the student, samples data or trains a teacher.
 
-    What it has to be given beside output and targets stands in ``needs``: names of ``NEEDS``, or names of its own.
+    What it has to be given beside output and targets stands in ``needs``: names of ``NEEDS``, or names of its own. One
+    that knows how far the training is has a ``clock``, one that remembers predictions a ``memory``.
 
     Args:
         reduction: "mean", "sum" or "none", as in ``F.cross_entropy``.
@@ -83,78 +57,48 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
-    title: ClassVar[str] = ""  # its name for people; empty: the one it is registered by
+    card: ClassVar[Card] = Card()  # what the command line wants to know of it
     needs: frozenset[str] = frozenset()
-    plain: ClassVar[bool] = False  # its targets are the labels as they are: the baseline of a comparison
-    shares_mix: ClassVar[bool] = False  # with Cutout, CutMix or Mixup, half of a batch is distilled, the other mixed
     takes_heads: ClassVar[bool] = False  # works part by part on a LinearHead
-    python_only: ClassVar[tuple[str, ...]] = ()  # keywords of the constructor that are no settings of a configuration
-    takes_weight: ClassVar[bool] = False  # obeys ``weight`` and ``reduction``
+    takes_weight: ClassVar[bool] = False  # takes ``weight`` and ``reduction``
     reduction: Reduction = "mean"
     weight: Tensor | None = None
-    # Is shown logits, targets, past predictions and alpha, one number, of every batch that has a past.
-    watch: Callable[[Tensor, Targets, Past, float | Tensor], None] | None = None
-    strict: bool = True  # whether logits that are not finite raise; if not, the loss is NaN and no row is written
+    clock: Clock | None = None
+    memory: Memory | None = None
+    checks: ValueChecks  # what it has found wrong with values, and not yet said
 
-    def __init__(self, *, reduction: Reduction = "mean", weight: ClassWeight = None) -> None:
+    def __init__(
+        self,
+        epochs: int | None = None,
+        memory: Memory | None = None,
+        *,
+        reduction: Reduction = "mean",
+        weight: ClassWeight = None,
+    ) -> None:
         check_reduction(reduction)
         if not self.takes_weight and (reduction != "mean" or weight is not None):
             raise PskdError(f"{type(self).__name__} takes neither reduction nor weight: it is a mean over all classes")
         self.reduction, self.weight = reduction, _checked_weight(weight)
-        self._checks = ValueChecks()
+        if epochs is not None:
+            self.epochs, self.clock = epochs, Clock(epochs, owner=type(self).__name__)
+        if memory is not None:
+            self.memory, self.needs = memory, self.needs | {memory.needs}
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        made = super().__new__(cls)
+        made.checks = ValueChecks()  # a method of a user's own need not call our constructor
+        return made
 
     def __repr__(self) -> str:
         return described(self)
 
-    def weight_at(self, logits: Tensor) -> Tensor | None:
-        """The class weights, where the logits are."""
-        if self.weight is not None and self.weight.device != logits.device:
-            self.weight = to_device(self.weight, logits.device)
-        return self.weight
+    def __call__(self, logits: Output, targets: Targets, *, distilled: Tensor | None = None, **needs: Any) -> Tensor:
+        """``loss(...).total``: what a training loop calls.
 
-    @property
-    def shards(self) -> int:
-        """Over how many hosts its state is spread; with one, the state of any process is all of it."""
-        return 1
-
-    @property
-    def needs_whole_model(self) -> str | None:
-        """Why its model cannot be spread over processes, and what to do; None: it can."""
-        return None
-
-    @property
-    def advice(self) -> str | None:
-        """A line to whoever begins a training for which it is known to do harm as it is set; None: it is not."""
-        return None
-
-    def logged(self) -> dict[str, float]:
-        """What an epoch's record shows of it."""
-        return {}
-
-    @classmethod
-    def settings(cls) -> dict[str, Setting]:
-        """What a configuration may say: the keywords of the constructor and of ``from_settings``, which go first."""
-        made = settings_of(cls.from_settings, leave_out=("around",))
-        parameters = inspect.signature(cls.from_settings).parameters.values()
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            return made
-        given = {field.name for field in fields(Surroundings)}.union(cls.python_only)
-        return settings_of(cls, leave_out=given.union(("reduction", "weight") if cls.takes_weight else ())) | made
-
-    @classmethod
-    def from_settings(cls, around: Surroundings, **settings: Any) -> Self:
-        """The method for a training, from its settings; what the constructor asks of the training, it is given."""
-        asked = inspect.signature(cls).parameters
-        known = {field.name: getattr(around, field.name) for field in fields(around) if field.name in asked}
-        if around.class_weight is not None:
-            if not cls.takes_weight:
-                raise PskdError(f"method={cls.name} takes no class weights: leave method.class_weight out")
-            known["weight"] = around.class_weight
-        return cls(**(known | settings))
-
-    def start_epoch(self, epoch: int) -> None:
-        """A 0-based epoch begins; this also ends the one before."""
-        return
+        Of the names in ``NEEDS``, those that this method does not need are passed over, so that one loop serves all
+        methods.
+        """
+        return self.loss(logits, targets, distilled=distilled, **self._needed(needs)).total
 
     @abstractmethod
     def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None) -> Loss:
@@ -166,13 +110,123 @@ class Method(ABC):
             distilled: (B) or one per label; where false, the label alone teaches.
         """
 
-    def __call__(self, logits: Output, targets: Targets, *, distilled: Tensor | None = None, **needs: Any) -> Tensor:
-        """``loss(...).total``: what a training loop calls.
+    def start_epoch(self, epoch: int) -> None:
+        """Begin the 0-based ``epoch``, which ends the one before; the first is 0, or follows a state that was loaded."""
+        if self.clock is None:
+            return
+        self.clock.check_epoch(epoch)
+        self.settle()
+        self.begin(epoch, again=epoch == self.clock.last)
+        if self.memory is not None:
+            if self.clock.last is None:
+                self.memory.clear()  # it may have served another training
+            self.memory.start_epoch(epoch)
+        self.clock.begin(epoch)
+        self.checks.when = f" in epoch {epoch} (counted from 0)"
 
-        Of the names in ``NEEDS``, those that this method does not need are passed over, so that one loop serves all
-        methods.
+    def begin(self, epoch: int, *, again: bool) -> None:
+        """What an epoch's beginning means here; ``again``: it had begun when its state was saved."""
+        return
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, from 0."""
+        if self.clock is None:
+            raise PskdError(f"{type(self).__name__} knows of no epochs")
+        return self.clock.now
+
+    def batch_loss(
+        self,
+        output: Output,
+        targets: Targets,
+        distilled: Tensor | None,
+        terms: Callable[[Batch], Terms],
+    ) -> Loss:
+        """What ``terms`` makes of the batch behind the door, summed and reduced.
+
+        Logits are handed to it whole. A ``LinearHead`` is, where the method takes one, part by part; only "none" makes
+        its logits whole too, since their gradient is not known before the backward pass.
         """
-        return self.loss(logits, targets, distilled=distilled, **self._needed(needs)).total
+        if isinstance(output, LinearHead) and self.takes_heads and self.reduction != "none":
+            return self._loss_of_head(output, targets, distilled, terms)
+        batch = self.door(output, targets, distilled)
+        return self.reduced(batch, terms(batch))
+
+    def door(self, output: Output, targets: Targets, distilled: Tensor | None) -> Batch:
+        """The batch behind the door, with whole logits."""
+        if self.checks.pending:
+            self.checks.settle()
+        logits = output.logits() if isinstance(output, LinearHead) else output
+        return door(logits, targets, distilled, weight=self.weight_at(logits.device), checks=self.checks)
+
+    def reduced(self, batch: Batch, terms: Terms, share: Tensor | None = None) -> Loss:
+        """The sum of a loss's terms (n), reduced, and each of them without gradient.
+
+        ``share`` (n) is what a position counts in a mean, if that is not what the batch says.
+        """
+        share = batch.share if share is None else share
+        parts = {name: reduce(term, share, self.reduction, batch.positions) for name, term in terms.items()}
+        total, *others = parts.values()
+        for other in others:
+            total = total + other
+        if self.checks.pending:
+            self.checks.send()
+        return Loss(total, {name: part.detach() for name, part in parts.items()})
+
+    def _loss_of_head(
+        self, head: LinearHead, targets: Targets, distilled: Tensor | None, terms: Callable[[Batch], Terms]
+    ) -> Loss:
+        if not isinstance(targets, Tensor) or targets.shape != head.positions or targets.is_floating_point():
+            given = tuple(targets.shape) if isinstance(targets, Tensor) else "a mixed pair"
+            raise PskdError(
+                f"targets: a LinearHead of {tuple(head.positions)} wants class indices like it, got {given}"
+            )
+        self.checks.settle()
+        labels, names = targets, [""]
+        weight = self.weight_at(head.hidden.device)
+
+        def of_part(logits: Tensor, part: Part) -> tuple[Tensor, Tensor | None]:
+            mask = None if distilled is None else part.of(distilled)
+            batch = door(logits, part.of(labels), mask, weight=weight, checks=self.checks, part=part)
+            ((names[0], term),) = terms(batch._replace(positions=tuple(part.positions))).items()
+            return term, batch.share
+
+        total = reduce_over_parts(head, of_part, self.reduction == "mean")
+        self.checks.send()
+        return Loss(total, {names[0]: total.detach()})
+
+    def weight_at(self, device: torch.device) -> Tensor | None:
+        """The class weights on a device."""
+        if self.weight is not None and self.weight.device != device:
+            self.weight = to_device(self.weight, device)
+        return self.weight
+
+    def settle(self) -> None:
+        """Raise for wrong values that were found and not yet said; this waits for the device."""
+        self.checks.settle()
+        self.checks.settle_graphs()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed training needs; tensors are views, so save them before the next step."""
+        self.settle()
+        state = {} if self.clock is None else self.clock.state_dict()
+        return state if self.memory is None else {**state, "memory": self.memory.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue in the epoch that was saved or after it; a state that does not fit is refused."""
+        if missing := sorted(set(self.state_dict()) - set(state)):
+            raise PskdError(
+                f"state: it is not that of {type(self).__name__}, which has {missing[0]}; use the method that was saved"
+            )
+        if self.memory is not None:
+            self.memory.load_state_dict(state["memory"])
+        self.load_own(state)
+        if self.clock is not None:
+            self.clock.load_state_dict(state)
+
+    def load_own(self, state: dict[str, Any]) -> None:
+        """Take back what stands beside epoch and memory."""
+        return
 
     def _needed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         needed = {}
@@ -185,56 +239,11 @@ class Method(ABC):
                 raise PskdError(f"{name}: unknown{nearest(name, taken)} ({own})")
         return needed
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed training needs, as tensors, numbers and strings."""
-        return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a state back; one that does not fit is refused and changes nothing."""
-        return
-
-
-def batch_loss(
-    output: Output,
-    targets: Targets,
-    distilled: Tensor | None,
-    losses: Callable[[Tensor, Targets, Tensor | None, Part | None], tuple[Tensor, Tensor]],
-    reduction: Reduction = "mean",
-) -> Tensor:
-    """What ``losses(logits, targets, distilled, part)`` makes, losses and shares of the positions, reduced.
-
-    Logits are handed to it whole, with None as part; those of a head part by part, as (n, K), with what belongs to it.
-    Only "none" makes a head's logits whole too: their gradient is not known before the backward pass.
-    """
-    if reduction == "none":
-        output = whole_logits(output)
-    if not isinstance(output, LinearHead):
-        each, share = losses(output, targets, distilled, None)
-        return reduced(each, share, reduction)
-    if not isinstance(targets, Tensor) or targets.shape != output.positions or targets.is_floating_point():
-        given = tuple(targets.shape) if isinstance(targets, Tensor) else "a mixed pair"
-        raise PskdError(f"targets: a LinearHead of {tuple(output.positions)} wants class indices like it, got {given}")
-    labels = targets
-
-    def of_part(logits: Tensor, part: Part) -> tuple[Tensor, Tensor]:
-        return losses(logits, part.of(labels), None if distilled is None else part.of(distilled), part)
-
-    return reduced_over_parts(output, of_part, reduction == "mean")
-
-
-def whole_logits(output: Output) -> Tensor:
-    """Logits (B, K, ...), for methods that need all at once."""
-    return output.logits() if isinstance(output, LinearHead) else output
-
-
-def distilled_mask(distilled: Tensor | None, logits: Tensor) -> Tensor | None:
-    """``distilled``, (B) or one per label, as a mask (B, d1, ...); None: all are."""
-    if distilled is None:
-        return None
-    positions = (logits.shape[0], *logits.shape[2:])
-    if tuple(distilled.shape) not in (positions, positions[:1]):
-        raise PskdError(f"distilled has shape {tuple(distilled.shape)}; one per sample or label is {positions}")
-    return per_position(distilled, logits) != 0
+def require_memory(memory: Memory) -> Memory:
+    if not isinstance(memory, Memory):
+        raise PskdError(f"memory must be a pskd.PredictionBank or a pskd.Snapshot, got {type(memory).__name__}")
+    return memory
 
 
 def _checked_weight(weight: ClassWeight) -> Tensor | None:

@@ -9,26 +9,31 @@ from torch import Tensor
 
 from pskd.errors import PskdError
 from pskd.linear_head import Output
-from pskd.methods.base import ClassWeight, Loss, Method, whole_logits
-from pskd.methods.distilling import check_given, label_losses, label_weights, softened_divergence, where_distilled
+from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.card import Card
+from pskd.methods.distilling import check_given, softened_divergence
 from pskd.names import methods
 from pskd.settings import NotNegative, Positive, Share, check_arguments
-from pskd.targets import Reduction, Targets, reduced
+from pskd.targets import Reduction, Targets
 
 
 @methods.register("byot")
 class BYOT(Method):
     """``L = H(y, p) + sum_h ((1 - alpha) H(y, p_h) + alpha T^2 KL(p_T || p_hT) + beta |f_h - f|^2)`` over heads h.
 
-    p and f, the prediction and the features of the network's end, are fixed where they teach.
+    p and f, the prediction and the features of the network's end, are fixed where they teach. Of the features, those
+    count in which the head or the end is above 0.
 
     Args:
-        temperature: T. The authors' later code and a re-implementation: 3.
-        alpha: in [0, 1]. A re-implementation: 0.1. The authors' later code: 0.3, without the factor T^2.
-        beta: at least 0. A re-implementation: 1e-6 of the sum over 128 samples, which is 1.28e-4 of their mean. The
-            authors' later code: 0.03 of the unsquared distance, after a further linear layer, not for the first head.
+        temperature: T.
+        alpha: in [0, 1].
+        beta: at least 0.
 
-    That re-implementation also has a factor 1 - alpha on ``H(y, p)``; the authors' code has it as it is here.
+    Constants, on CIFAR-100: a re-implementation, luanyunteng/pytorch-be-your-own-teacher, has T 3, alpha 0.1 and beta
+    1e-6 of the sum over 128 samples, which is 1.28e-4 of their mean. The mask of the features is its; it has a factor
+    1 - alpha on ``H(y, p)``, too. The authors' later code, ArchipLab-LinfengZhang/pytorch-self-distillation-final: T 3,
+    alpha 0.3 without the factor T^2, and 0.03 of the unsquared distance of all features, after a further linear layer
+    and not for the first head; there ``H(y, p)`` counts in full, as here.
 
     ``head_logits`` are those of the heads, ``head_features`` (B, D) theirs, and last the end's; all are made in the
     student's own forward pass, with gradient. On the command line the heads are put on a network of stages; they are in
@@ -41,7 +46,7 @@ class BYOT(Method):
     """
 
     name = "byot"
-    title = "BYOT"
+    card = Card("BYOT")
     takes_weight = True
     needs = frozenset({"head_logits", "head_features"})
 
@@ -54,8 +59,8 @@ class BYOT(Method):
         reduction: Reduction = "mean",
         weight: ClassWeight = None,
     ) -> None:
-        super().__init__(reduction=reduction, weight=weight)
         check_arguments(BYOT.__init__, locals())
+        super().__init__(reduction=reduction, weight=weight)
         self.temperature, self.alpha, self.beta = temperature, alpha, beta
 
     def loss(
@@ -67,21 +72,19 @@ class BYOT(Method):
         head_features: Sequence[Tensor] | None = None,
         distilled: Tensor | None = None,
     ) -> Loss:
-        logits, weight = whole_logits(output), self.weight_at(whole_logits(output))
         if not head_logits:
             raise PskdError("head_logits is missing: call with head_logits=..., one (B, K) for each head")
-        losses, share = label_losses(logits, targets, weight=weight)
-        counts = label_weights(targets, share, weight)
-        alpha = where_distilled(self.alpha, distilled, logits)
-        labelled, taught = losses, torch.zeros_like(losses)
+
+        batch = self.door(output, targets, distilled)
+        labelled, taught = batch.cross_entropy(batch.target), torch.zeros_like(batch.log_p[:, 0])
+        alpha = batch.where_distilled(self.alpha)
         for place, head in enumerate(head_logits):
-            own = check_given("head_logits", head, logits, "of each head")
-            labelled = labelled + (1 - alpha) * label_losses(own, targets, weight=weight)[0]
-            taught = taught + alpha * self.temperature**2 * softened_divergence(own, logits, self.temperature) * counts
+            own = check_given("head_logits", head, batch, "of each head")
+            divergence = softened_divergence(own, batch.logits, self.temperature, batch.masked)
+            taught = taught + self.alpha * self.temperature**2 * divergence
+            labelled = labelled + (1 - alpha) * batch.of_logits(own).cross_entropy(batch.target)
             if self.beta and head_features is not None:
-                distance = (head_features[place] - head_features[-1].detach()).square().sum(1)
-                taught = taught + where_distilled(self.beta, distilled, logits) * distance * counts
-        cross_entropy = reduced(labelled, share, self.reduction)
-        distillation = reduced(taught, share, self.reduction)
-        parts = {"cross_entropy": cross_entropy.detach(), "distillation": distillation.detach()}
-        return Loss(cross_entropy + distillation, parts)
+                feature, end = head_features[place], head_features[-1].detach()
+                distance = ((feature - end).square() * ((feature > 0) | (end > 0))).sum(1)
+                taught = taught + self.beta * distance
+        return self.reduced(batch, {"cross_entropy": labelled, "distillation": batch.counted(taught)})

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from pskd.door import Batch, check_trains
 from pskd.linear_head import Output
 from pskd.memory.base import Memory
-from pskd.methods.base import ClassWeight, Loss, whole_logits
-from pskd.methods.distilling import own_labels, ramp_up, squared_distance, with_term
-from pskd.methods.remembering import Remembering, fitted, taken
-from pskd.targets import Reduction, Targets
+from pskd.methods.base import ClassWeight, Loss, Method, require_memory
+from pskd.methods.distilling import likelihood, ramp_up, with_term
+from pskd.targets import Past, Reduction, Targets
 
 
-class Consistency(Remembering):
+class Consistency(Method):
     """``L = H(y, p) + w_t * mean_j (p_j - q_j)^2``, q from the memory, ``w_t = lam * exp(-5 (1 - t / rampup)^2)``."""
 
     takes_weight = True
+    memory: Memory
 
     def __init__(
         self, epochs: int, lam: float, rampup: float, memory: Memory, reduction: Reduction, weight: ClassWeight
     ) -> None:
-        super().__init__(epochs, memory, reduction=reduction, weight=weight)
+        super().__init__(epochs, require_memory(memory), reduction=reduction, weight=weight)
         self.lam, self.rampup = lam, rampup
 
     @property
@@ -30,9 +32,6 @@ class Consistency(Remembering):
         """What the distance counts in this epoch."""
         length = self.rampup * self.epochs
         return self.lam * (ramp_up(self.epoch / length) if length else 1.0)
-
-    def logged(self) -> dict[str, float]:
-        return {"lam_t": self.lam_t}
 
     def loss(
         self,
@@ -43,12 +42,21 @@ class Consistency(Remembering):
         inputs: Any = None,
         distilled: Tensor | None = None,
     ) -> Loss:
-        logits, lam = whole_logits(output), self.lam_t
-        step = self.step(logits, index, inputs)
-        step.check(None, logits)
-        labels = own_labels(targets, None)
-        take = taken(logits, labels, distilled)
-        past = step.past(None, labels=labels, take=take)
-        distance = logits.sum(1) * 0 if past is None else squared_distance(logits, fitted(past, logits, take))
-        step.record(None, logits, labels=labels, take=take)
-        return with_term(self, logits, targets, lam * distance, distilled, "consistency")
+        check_trains(output)
+        key, lam = self.memory.key(index=index, inputs=inputs), self.lam_t
+
+        batch = self.door(output, targets, distilled)
+        past = self.memory.read(key, batch)
+        distance = torch.zeros_like(batch.log_p[:, 0]) if past is None else squared_distance(batch.logits, past)
+        self.memory.write(key, batch, self.recorded(batch, past), past)
+        return self.reduced(batch, with_term(batch, lam * distance, "consistency"))
+
+    def recorded(self, batch: Batch, past: Past | None) -> Tensor:
+        """The log-probabilities (n, K) that the memory is to keep."""
+        return batch.log_p
+
+
+def squared_distance(logits: Tensor, past: Past) -> Tensor:
+    """``mean_j (p_j - past_j)^2`` of logits (n, K), (n); 0 where no past is known."""
+    p = likelihood(logits)
+    return (p - past.averaged_with(p.detach(), 1.0)).square().mean(1)

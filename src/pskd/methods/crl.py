@@ -2,45 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
-
 import torch
 from torch import Tensor
 
+from pskd.door import check_trains
+from pskd.errors import PskdError
 from pskd.linear_head import Output
 from pskd.memory.bank import PredictionBank
-from pskd.methods.base import ClassWeight, Loss, Surroundings, whole_logits
-from pskd.methods.distilling import likelihood, own_labels, with_term
-from pskd.methods.remembering import Remembering, bank_for, taken
+from pskd.methods.base import ClassWeight, Loss, Method, require_memory
+from pskd.methods.card import Card
+from pskd.methods.distilling import likelihood, with_term
 from pskd.names import methods
 from pskd.settings import Count, NotNegative, check_arguments
 from pskd.targets import Reduction, Targets
 
 
 @methods.register("crl")
-class CRL(Remembering):
+class CRL(Method):
     """``L = H(y, p) + lam * max(0, abs(c_i - c_j) - sign(c_i - c_j) * (k_i - k_j))``, j the next sample of the batch.
 
-    k is the largest probability of a sample, c the share of the epochs before in which it was classified right.
+    k is the largest probability of a sample, c the share of the epochs before in which it was classified right: a whole
+    number of epochs divided by another, so samples that were right equally often have the same c, and are not ranked.
 
     Args:
         epochs: the length of the training.
-        lam: at least 0. The paper: 1.
-        memory: a bank of 2 classes, right and wrong, for c: ``PredictionBank(N, 2, dtype=torch.float32)``; call with
-            ``index=``.
+        lam: at least 0. The authors' code, on CIFAR-10, CIFAR-100 and SVHN: 1.
+        memory: a bank of 3 classes, for the epochs in which a sample was right, was wrong, and those that are left:
+            ``PredictionBank(N, 3, dtype=torch.float32, max_age=None)``; call with ``index=``.
 
     Only plain samples are ranked: the term is 0 where ``distilled`` is false for either of a pair, and for mixed
-    labels without it. The authors' code subtracts the smallest c of all samples, and divides by what is left of 1;
-    here c is as the paper defines it.
+    labels without it. An epoch in which a sample was left out counts neither as right nor as wrong, and a sample that
+    was in none yet is not ranked.
 
-    Cost: two numbers per sample, no forward pass. Use it where predictions shall be rejected by their confidence.
+    The authors' code: daintlab/confidence-aware-learning. It subtracts the smallest c of all samples, and divides by
+    what is left of 1; here c is as the paper defines it, which is the same while one sample was never right.
+
+    Cost: three numbers per sample, no forward pass. Use it where predictions shall be rejected by their confidence.
 
     Reference: Moon, Kim, Shin, Hwang: Confidence-Aware Learning for Deep Neural Networks, ICML 2020.
     """
 
     name = "crl"
-    title = "CRL"
-    shares_mix = True
+    card = Card(
+        "CRL",
+        shares_mix=True,
+        memory={"form": "dense", "k": 3, "dtype": "float32", "num_classes": 3, "max_age": None, "path": None},
+    )
     takes_weight = True
     memory: PredictionBank
 
@@ -54,38 +61,32 @@ class CRL(Remembering):
         weight: ClassWeight = None,
     ) -> None:
         check_arguments(CRL.__init__, locals())
-        super().__init__(epochs, memory, reduction=reduction, weight=weight)
+        super().__init__(epochs, require_memory(memory), reduction=reduction, weight=weight)
+        if memory.num_classes != 3:
+            raise PskdError(f"memory has {memory.num_classes} classes, but CRL counts in 3: PredictionBank(N, 3)")
         self.lam = lam
-
-    @classmethod
-    def from_settings(cls, around: Surroundings, **settings: Any) -> Self:
-        memory = bank_for(around, "dense", dtype="float32", num_classes=2, max_age=None)
-        return super().from_settings(around, memory=memory, **settings)
-
-    def begin(self, epoch: int, *, anew: bool) -> None:
-        super().begin(epoch, anew=anew)
-        self.memory.momentum = epoch / (epoch + 1)  # a plain mean over the epochs
 
     def loss(
         self, output: Output, targets: Targets, *, index: Tensor | None = None, distilled: Tensor | None = None
     ) -> Loss:
-        logits, epoch = whole_logits(output), self.epoch
-        step = self.step(logits, index, recalls=epoch > 0)
-        labels = own_labels(targets, distilled)
-        term = logits.sum(1) * 0
-        if labels is not None:
-            take = taken(logits, labels, distilled)
-            right = logits.detach().argmax(1) == labels
-            history = torch.stack((right, ~right), 1).to(logits.dtype)
-            step.check(None, history)
-            past = step.past(None, take=take)
-            if past is not None:
-                ranked = past.to(logits.device).known
-                ranked = torch.ones_like(right) if ranked is None else ranked
-                ranked = ranked if take is None else ranked & take.to(ranked.device)
-                term = self.lam * ranking(likelihood(logits).amax(1), past.values[:, 0].to(logits.device), ranked)
-            step.record(None, history.log(), take=take)
-        return with_term(self, logits, targets, term, distilled, "ranking")
+        check_trains(output)
+        key, _ = self.memory.key(index=index), self.epoch
+        batch = self.door(output, targets, distilled)
+        term, labels = torch.zeros_like(batch.log_p[:, 0]), batch.own_labels
+        if labels is None:
+            return self.reduced(batch, with_term(batch, term, "ranking"))
+        right = batch.log_p.argmax(1) == labels
+        now = torch.stack((right, ~right, torch.zeros_like(right)), 1).to(batch.log_p)
+        counted = batch._replace(logits=now, labels=None)
+        past = self.memory.read(key, counted)
+        # Whole numbers of epochs; of a sample without a record, all are 0.
+        counts = (self.epochs * past.probabilities(3) * past.trust(1.0)[:, None]).round().to(now)
+        seen = counts[:, :2].sum(1)
+        term = self.lam * ranking(likelihood(batch.logits).amax(1), counts[:, 0] / seen.clamp_min(1), seen > 0)
+        counts += now
+        counts[:, 2] = (self.epochs - 1 - seen).clamp_min(0)
+        self.memory.write(key, counted, counts.log(), past)
+        return self.reduced(batch, with_term(batch, term, "ranking"))
 
 
 def ranking(sure: Tensor, right: Tensor, ranked: Tensor) -> Tensor:

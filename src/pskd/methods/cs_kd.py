@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from pskd.door import Batch
 from pskd.errors import PskdError
 from pskd.linear_head import Output
-from pskd.methods.base import ClassWeight, Loss, Method, Surroundings, whole_logits
-from pskd.methods.distilling import check_given, softened_divergence, where_distilled, with_term
+from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.card import Card
+from pskd.methods.distilling import check_given, softened_divergence, with_term
 from pskd.names import methods
 from pskd.random import uniform
 from pskd.settings import NotNegative, Positive, check_arguments
@@ -26,7 +27,7 @@ class CSKD(Method):
 
     Args:
         temperature: T. The paper: 4.
-        lam: lambda, at least 0 (in a configuration ``method.weight``). The paper: 1 on CIFAR-100, 0.5 on ImageNet.
+        lam: lambda, at least 0. The paper: 1 on CIFAR-100, 0.5 on ImageNet.
 
     ``partner_logits`` are the model's own for x', from a forward pass of its own in training mode under
     ``torch.no_grad()``; ``SameClassPartners`` chooses x'::
@@ -39,6 +40,10 @@ class CSKD(Method):
                 partner_logits = model(train_images[partners(index, epoch)])
             loss = method(logits, y, partner_logits=partner_logits)
 
+    The authors' code: alinlab/cs-kd. It draws x' from all samples of the class, so a sample may be its own partner;
+    here, as in the paper's text, it is another one, unless its class has no other. Constants: T 4, lambda 1 on
+    CIFAR-100, 3 on CUB-200.
+
     A mixed label has no class, so mixed samples are not distilled: where ``distilled`` is false, only ``H(y, p)``
     counts, and ``partner_logits`` may be any finite numbers.
 
@@ -49,10 +54,8 @@ class CSKD(Method):
     """
 
     name = "cs_kd"
-    title = "CS-KD"
-    shares_mix = True
+    card = Card("CS-KD", shares_mix=True)
     takes_weight = True
-    python_only = ("lam",)  # which is `weight` there
     needs = frozenset({"partner_logits"})
 
     def __init__(
@@ -63,19 +66,9 @@ class CSKD(Method):
         reduction: Reduction = "mean",
         weight: ClassWeight = None,
     ) -> None:
-        super().__init__(reduction=reduction, weight=weight)
         check_arguments(CSKD.__init__, locals())
+        super().__init__(reduction=reduction, weight=weight)
         self.temperature, self.lam = temperature, lam
-
-    @classmethod
-    def from_settings(cls, around: Surroundings, *, weight: NotNegative = 1.0, **settings: Any) -> Self:
-        """With lambda as a configuration calls it.
-
-        Args:
-            weight: lambda, at least 0. The paper: 1 on CIFAR-100, 0.5 on ImageNet.
-        """
-        check_arguments(cls.from_settings, locals())
-        return super().from_settings(around, lam=weight, **settings)
 
     def loss(
         self,
@@ -85,30 +78,21 @@ class CSKD(Method):
         partner_logits: Tensor | None = None,
         distilled: Tensor | None = None,
     ) -> Loss:
-        logits = whole_logits(output)
-        divergence = partner_divergence(logits, partner_logits, self.temperature, distilled)
-        return with_term(self, logits, targets, self.lam * divergence, None)
+        batch = self.door(output, targets, distilled)
+        return self.reduced(
+            batch, with_term(batch, self.lam * partner_divergence(batch, partner_logits, self.temperature))
+        )
 
 
-def partner_divergence(
-    logits: Tensor, partner_logits: Tensor | None, temperature: float, distilled: Tensor | None
-) -> Tensor:
-    """``T^2 * KL(p_T(x') || p_T(x))`` of every position, (B, d1, ...); 0 where ``distilled`` is false."""
-    partner_logits = check_given("partner_logits", partner_logits, logits, "the logits of same-class samples")
-    divergence = softened_divergence(logits, partner_logits, temperature)
-    return where_distilled(temperature**2, distilled, logits) * divergence
+def partner_divergence(batch: Batch, partner_logits: Tensor | None, temperature: float) -> Tensor:
+    """``T^2 * KL(p_T(x') || p_T(x))`` of every position, (n)."""
+    given = check_given("partner_logits", partner_logits, batch, "the logits of same-class samples")
+    return temperature**2 * softened_divergence(batch.logits, given, temperature)
 
 
-def cs_kd_loss(
-    logits: Tensor, labels: Tensor, partner_logits: Tensor, temperature: float = 4.0, lam: float = 1.0
-) -> Tensor:
-    """CS-KD as the paper has it: logits and those of same-class samples (B, K), class indices (B)."""
-    log_p = logits.log_softmax(1)
-    log_p_t = (logits / temperature).log_softmax(1)
-    partner_t = (partner_logits.detach() / temperature).softmax(1)
-    cross_entropy = -log_p.gather(1, labels[:, None])[:, 0]
-    divergence = (partner_t * (partner_t.log() - log_p_t)).sum(1)
-    return (cross_entropy + lam * temperature**2 * divergence).mean()
+def partner_term(batch: Batch, partner_logits: Tensor | None) -> Tensor:
+    """The divergence at the paper's temperature, as it counts in a loss, (n)."""
+    return batch.counted(partner_divergence(batch, partner_logits, TEMPERATURE))
 
 
 class SameClassPartners:

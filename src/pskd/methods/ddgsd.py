@@ -5,11 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from pskd.linear_head import Output
-from pskd.methods.base import ClassWeight, Loss, Method, whole_logits
-from pskd.methods.distilling import check_given, label_losses, label_weights, softened_divergence, where_distilled
+from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.card import Card
+from pskd.methods.distilling import check_given, softened_divergence
 from pskd.names import methods
 from pskd.settings import NotNegative, Positive, check_arguments
-from pskd.targets import Reduction, Targets, reduced
+from pskd.targets import Reduction, Targets
 
 
 @methods.register("ddgsd")
@@ -36,8 +37,7 @@ class DDGSD(Method):
     """
 
     name = "ddgsd"
-    title = "DDGSD"
-    shares_mix = True
+    card = Card("DDGSD", shares_mix=True)
     takes_weight = True
     needs = frozenset({"view_logits"})
 
@@ -49,8 +49,8 @@ class DDGSD(Method):
         reduction: Reduction = "mean",
         weight: ClassWeight = None,
     ) -> None:
-        super().__init__(reduction=reduction, weight=weight)
         check_arguments(DDGSD.__init__, locals())
+        super().__init__(reduction=reduction, weight=weight)
         self.temperature, self.lam = temperature, lam
 
     def loss(
@@ -61,16 +61,12 @@ class DDGSD(Method):
         view_logits: Tensor | None = None,
         distilled: Tensor | None = None,
     ) -> Loss:
-        logits, weight = whole_logits(output), self.weight_at(whole_logits(output))
-        other = check_given("view_logits", view_logits, logits, "the model's for another view of the same images")
-        losses, share = label_losses(logits, targets, weight=weight)
-        half = where_distilled(0.5, distilled, logits)
-        labelled = (1 - half) * losses + half * label_losses(other, targets, weight=weight)[0]
-        both = softened_divergence(logits, other, self.temperature) + softened_divergence(
-            other, logits, self.temperature
-        )
-        factor = self.lam * self.temperature**2 * where_distilled(1.0, distilled, logits)
-        cross_entropy = reduced(labelled, share, self.reduction)
-        distillation = reduced(factor * label_weights(targets, share, weight) * both, share, self.reduction)
-        parts = {"cross_entropy": cross_entropy.detach(), "distillation": distillation.detach()}
-        return Loss(cross_entropy + distillation, parts)
+        batch = self.door(output, targets, distilled)
+        view = check_given("view_logits", view_logits, batch, "the model's for another view of the same images")
+        other, half, target = batch.of_logits(view), batch.where_distilled(0.5), batch.target
+        labelled = (1 - half) * batch.cross_entropy(target) + half * other.cross_entropy(target)
+        masked = batch.masked or other.masked
+        one = softened_divergence(batch.logits, view, self.temperature, masked)
+        two = softened_divergence(view, batch.logits, self.temperature, masked)
+        divergence = self.lam * self.temperature**2 * (one + two)
+        return self.reduced(batch, {"cross_entropy": labelled, "distillation": batch.counted(divergence)})

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from pskd.errors import PskdError
-from pskd.linear_head import Output
-from pskd.methods.base import IGNORE_INDEX, ClassWeight, Loss, whole_logits
-from pskd.methods.distilling import label_losses
-from pskd.methods.remembering import Paced
+from pskd.linear_head import LinearHead, Output
+from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.card import Card
 from pskd.names import methods
 from pskd.random import uniform
 from pskd.settings import Count, Share, check_arguments
-from pskd.targets import Reduction, Targets, reduced
+from pskd.targets import IGNORE_INDEX, Reduction, Targets
 
 
 @methods.register("disturb_label")
-class DisturbLabel(Paced):
+class DisturbLabel(Method):
     """``L = H(y', p)``; with probability ``rate`` y' is drawn from all K classes alike, else it is the label y.
 
     Args:
@@ -36,7 +37,7 @@ class DisturbLabel(Paced):
     """
 
     name = "disturb_label"
-    title = "DisturbLabel"
+    card = Card("DisturbLabel")
     needs = frozenset({"index"})
     takes_weight = True
 
@@ -49,36 +50,36 @@ class DisturbLabel(Paced):
         reduction: Reduction = "mean",
         weight: ClassWeight = None,
     ) -> None:
-        super().__init__(reduction=reduction, weight=weight)
         check_arguments(DisturbLabel.__init__, locals())
-        self.epochs, self.rate, self.seed = epochs, rate, seed
+        super().__init__(epochs, reduction=reduction, weight=weight)
+        self.rate, self.seed = rate, seed
 
     def loss(
         self, output: Output, targets: Targets, *, index: Tensor | None = None, distilled: Tensor | None = None
     ) -> Loss:
-        logits, epoch = whole_logits(output), self.epoch
+        logits, epoch = output.logits() if isinstance(output, LinearHead) else output, self.epoch
         if index is None:
             raise PskdError("index is missing: call with index=..., the numbers of these training samples")
         if isinstance(targets, tuple):
-            first = self.disturbed(targets[0], index, logits.shape[1], epoch, distilled)
-            second = self.disturbed(targets[1], index, logits.shape[1], epoch, distilled, which=1)
+            first = self.disturbed(targets[0], index, logits, epoch, distilled)
+            second = self.disturbed(targets[1], index, logits, epoch, distilled, which=1)
             targets = first, second, targets[2]
         elif not targets.is_floating_point():
-            targets = self.disturbed(targets, index, logits.shape[1], epoch, distilled)
-        losses, share = label_losses(logits, targets, weight=self.weight_at(logits))
-        total = reduced(losses, share, self.reduction)
-        return Loss(total, {"cross_entropy": total.detach()})
+            targets = self.disturbed(targets, index, logits, epoch, distilled)
+        batch = self.door(logits, targets, distilled)
+        return self.reduced(batch, {"cross_entropy": batch.cross_entropy(batch.target)})
 
     def disturbed(
-        self, labels: Tensor, index: Tensor, num_classes: int, epoch: int, distilled: Tensor | None, which: int = 0
+        self, labels: Tensor, index: Tensor, logits: Tensor, epoch: int, distilled: Tensor | None, which: int = 0
     ) -> Tensor:
-        """The labels (B, d1, ...) of this epoch."""
+        """The labels (B, d1, ...) of this epoch; none becomes a masked class."""
         index = index.to(labels.device)
         numbers = uniform(
             index.flatten(), seed=self.seed, epoch=epoch, stream=f"disturbed label {which}", draws=2
         ).view(*index.shape, 2)
-        drawn = (numbers[..., 1] * num_classes).long()
-        changed = (numbers[..., 0] < self.rate) & (labels != IGNORE_INDEX)
+        drawn = (numbers[..., 1] * logits.shape[1]).long()
+        masked = logits.detach().gather(1, drawn.unsqueeze(1)).squeeze(1) == -math.inf
+        changed = (numbers[..., 0] < self.rate) & (labels != IGNORE_INDEX) & ~masked
         if distilled is not None:
             changed &= distilled.reshape(-1, *[1] * (labels.ndim - distilled.ndim)) != 0
         return torch.where(changed, drawn, labels.long())

@@ -7,18 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pskd.door import Batch, check_trains, door
 from pskd.errors import PskdError
-from pskd.linear_head import Output
-from pskd.methods.base import Loss, whole_logits
-from pskd.methods.distilling import check_given, label_losses, own_labels, softened_divergence
-from pskd.methods.remembering import Paced, check_trains
+from pskd.linear_head import LinearHead, Output
+from pskd.methods.base import Loss, Method
+from pskd.methods.card import Card
+from pskd.methods.distilling import softened_divergence
 from pskd.names import methods
 from pskd.settings import Count, NotNegative, Positive, check_arguments
 from pskd.targets import Targets
 
 
 @methods.register("dlb")
-class DLB(Paced):
+class DLB(Method):
     """``L = H(y, p)`` over this batch and the last one again, plus ``alpha * T^2 * KL(last_T || again_T)``.
 
     "last" are the logits of the step before, "again" the model's of now for another view of the same images.
@@ -46,14 +47,13 @@ class DLB(Paced):
     """
 
     name = "dlb"
-    title = "DLB"
-    shares_mix = True
+    card = Card("DLB", shares_mix=True)
     needs = frozenset({"view", "last_logits"})
 
     def __init__(self, epochs: Count, temperature: Positive = 3.0, alpha: NotNegative = 1.0) -> None:
-        super().__init__()
         check_arguments(DLB.__init__, locals())
-        self.epochs, self.temperature, self.alpha = epochs, temperature, alpha
+        super().__init__(epochs)
+        self.temperature, self.alpha = temperature, alpha
         self._last: dict[str, Tensor] = {}  # view, logits and labels
 
     @property
@@ -61,8 +61,8 @@ class DLB(Paced):
         """The images that the model has to see again; None: there are none."""
         return self._last.get("view")
 
-    def begin(self, epoch: int, *, anew: bool) -> None:
-        if epoch != self._epoch:
+    def begin(self, epoch: int, *, again: bool) -> None:
+        if not again:
             self._last = {}
 
     def loss(
@@ -74,36 +74,52 @@ class DLB(Paced):
         last_logits: Tensor | None = None,
         distilled: Tensor | None = None,
     ) -> Loss:
-        logits, _ = whole_logits(output), self.epoch
+        logits, _ = output.logits() if isinstance(output, LinearHead) else output, self.epoch
         check_trains(logits)
         if view is None or len(view) != len(logits):
             raise PskdError("view is missing: call with view=..., another view of each image of this batch")
-        losses, share = label_losses(logits, targets)
-        total, count, distillation = losses.sum(), share.sum(), None
+        self.checks.settle()
+        batch = door(logits, targets, distilled, checks=self.checks)
+        share = torch.ones_like(batch.log_p[:, 0]) if batch.share is None else batch.share
+        total, count = batch.cross_entropy(batch.target).sum(), share.sum()
+        distillation = torch.zeros_like(count)
         if self._last:
-            before = self._last["logits"].to(logits.device)
-            again = check_given("last_logits", last_logits, before, "the model's for method.last_view")
-            losses, share = label_losses(again, self._last["labels"].to(logits.device))
-            total, count = total + losses.sum(), count + share.sum()
-            divergence = share * softened_divergence(again, before, self.temperature)
+            last = self._last_batch(last_logits, logits.device)
+            share = torch.ones_like(last.log_p[:, 0]) if last.share is None else last.share
+            total, count = total + last.cross_entropy(last.target).sum(), count + share.sum()
+            before = last.flat(self._last["logits"].to(logits.device))
+            divergence = share * softened_divergence(last.logits, before, self.temperature, last.masked)
             distillation = self.alpha * self.temperature**2 * divergence.sum() / share.sum().clamp_min(1)
-        self._keep(logits.detach(), own_labels(targets, distilled), view.detach(), distilled)
+        self._keep(batch, logits.detach(), targets, view.detach(), distilled)
+        self.checks.send()
         cross_entropy = total / count
-        if distillation is None:
-            distillation = torch.zeros_like(cross_entropy)
         parts = {"cross_entropy": cross_entropy.detach(), "distillation": distillation.detach()}
         return Loss(cross_entropy + distillation, parts)
 
-    def _keep(self, logits: Tensor, labels: Tensor | None, view: Tensor, distilled: Tensor | None) -> None:
+    def _last_batch(self, again: Tensor | None, device: torch.device) -> Batch:
+        """The last batch, with the model's logits of now."""
+        before, labels = self._last["logits"], self._last["labels"]
+        if again is None:
+            raise PskdError("last_logits is missing: call with last_logits=..., the model's for method.last_view")
+        if again.shape != before.shape:
+            raise PskdError(
+                f"last_logits has shape {tuple(again.shape)}, but the last batch has {tuple(before.shape)}: run the"
+                " model on method.last_view"
+            )
+        return door(again, labels.to(device), checks=self.checks)
+
+    def _keep(self, batch: Batch, logits: Tensor, targets: Targets, view: Tensor, distilled: Tensor | None) -> None:
+        labels = targets if batch.labels is not None else None if batch.own_labels is None else targets[0]
         if labels is None or (distilled is not None and not bool(distilled.any())):
             self._last = {}
             return
-        last = {"view": view, "logits": logits, "labels": labels}
+        assert isinstance(labels, Tensor)
+        last = {"view": view, "logits": logits, "labels": labels.long()}
         plain = None if distilled is None else distilled != 0
         self._last = {name: part if plain is None else part[plain] for name, part in last.items()}
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "last": self._last}
 
-    def _load(self, state: dict[str, Any]) -> None:
+    def load_own(self, state: dict[str, Any]) -> None:
         self._last = dict(state["last"])

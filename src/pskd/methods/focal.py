@@ -7,11 +7,11 @@ from torch import Tensor
 
 from pskd.fused import weighted
 from pskd.linear_head import Output
-from pskd.methods.base import ClassWeight, Loss, Method, whole_logits
-from pskd.methods.distilling import checked_target, dense_labels, where_distilled
+from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.card import Card
 from pskd.names import methods
 from pskd.settings import NotNegative, check_arguments
-from pskd.targets import Reduction, Targets, reduced
+from pskd.targets import Reduction, Targets
 from pskd.tensors import accumulation_dtype
 
 
@@ -31,28 +31,27 @@ class Focal(Method):
     """
 
     name = "focal"
-    title = "focal loss"
+    card = Card("focal loss")
     takes_weight = True
 
     def __init__(self, gamma: NotNegative = 2.0, *, reduction: Reduction = "mean", weight: ClassWeight = None) -> None:
-        super().__init__(reduction=reduction, weight=weight)
         check_arguments(Focal.__init__, locals())
+        super().__init__(reduction=reduction, weight=weight)
         self.gamma = gamma
 
     def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None) -> Loss:
-        logits = whole_logits(output)
-        weight = self.weight_at(logits)
-        target = checked_target(logits, targets, weight)
-        gamma = where_distilled(self.gamma, distilled, logits)
+        batch = self.door(output, targets, distilled)
+        gamma = batch.where_distilled(self.gamma)
         gamma = gamma[:, None] if isinstance(gamma, Tensor) else gamma
-        log_p = logits.log_softmax(1, accumulation_dtype(logits.dtype))
+        log_p, target = batch.logits.log_softmax(1, accumulation_dtype(batch.logits.dtype)), batch.target
         if target.classes is None or target.coefficients is None:
-            terms = focal_terms(log_p, gamma) * weighted(dense_labels(logits, targets), weight)
+            shares = weighted(target.probabilities(), batch.weight)
         else:
-            terms = focal_terms(log_p.gather(1, target.classes), gamma) * target.coefficients
-            terms = terms if weight is None else terms * weight.to(terms.dtype)[target.classes]
-        total = reduced(terms.sum(1), target.share, self.reduction)
-        return Loss(total, {"focal": total.detach()})
+            log_p, shares = log_p.gather(1, target.classes), target.coefficients
+            shares = shares if batch.weight is None else shares * batch.weight.to(shares.dtype)[target.classes]
+        if batch.masked:  # a class without a share has no part in it, whatever its logit
+            log_p = log_p.masked_fill(shares == 0, 0)
+        return self.reduced(batch, {"focal": (shares * focal_terms(log_p, gamma)).sum(1)})
 
 
 def focal_terms(log_p: Tensor, gamma: float | Tensor) -> Tensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from pskd.door import Batch
 from pskd.errors import PskdError
-from pskd.linear_head import Output, Part
-from pskd.methods.base import ClassWeight, Loss, Method, batch_loss
-from pskd.methods.distilling import label_losses, where_distilled
+from pskd.linear_head import Output
+from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.card import Card
 from pskd.names import methods
 from pskd.settings import Range, check_arguments
 from pskd.targets import Reduction, Targets
@@ -35,7 +35,7 @@ class LabelSmoothing(Method):
     """
 
     name = "label_smoothing"
-    title = "label smoothing"
+    card = Card("label smoothing")
     takes_heads = takes_weight = True
 
     def __init__(
@@ -46,33 +46,23 @@ class LabelSmoothing(Method):
         reduction: Reduction = "mean",
         weight: ClassWeight = None,
     ) -> None:
-        super().__init__(reduction=reduction, weight=weight)
         check_arguments(LabelSmoothing.__init__, locals())
+        super().__init__(reduction=reduction, weight=weight)
         self.epsilon, self.others_only = epsilon, others_only
 
     def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None) -> Loss:
-        total = batch_loss(output, targets, distilled, self._losses, self.reduction)
-        return Loss(total, {"smoothed_cross_entropy": total.detach()})
+        def terms(batch: Batch) -> dict[str, Tensor]:
+            epsilon = self._taken_from_label(batch.logits.shape[1])
+            return {
+                "smoothed_cross_entropy": batch.cross_entropy(batch.target.smoothed(batch.where_distilled(epsilon)))
+            }
 
-    def _losses(
-        self, logits: Tensor, targets: Targets, distilled: Tensor | None, part: Part | None
-    ) -> tuple[Tensor, Tensor]:
-        epsilon = self.epsilon
-        if self.others_only:
-            # What this spreads over all classes returns epsilon / (K - 1) to the label, so more is taken from it.
-            others = logits.shape[1] - 1
-            if others < 1:
-                raise PskdError(f"others_only needs 2 classes or more, but logits are {tuple(logits.shape)}")
-            epsilon *= (others + 1) / others
-        taken = where_distilled(epsilon, distilled, logits)
-        return label_losses(logits, targets, taken, self.weight_at(logits), checks=self._checks)
+        return self.batch_loss(output, targets, distilled, terms)
 
-
-def label_smoothing_loss(logits: Tensor, labels: Tensor, epsilon: float = 0.1, others_only: bool = False) -> Tensor:
-    """Cross-entropy of logits (B, K) with smoothed class indices (B)."""
-    num_classes = logits.shape[1]
-    y = F.one_hot(labels, num_classes).to(logits.dtype)
-    spread = (1 - y) / (num_classes - 1) if others_only else 1 / num_classes
-    q = (1 - epsilon) * y + epsilon * spread
-    log_p = logits.log_softmax(1)
-    return -(q * log_p).sum(1).mean()
+    def _taken_from_label(self, num_classes: int) -> float:
+        """What is spread over all classes; where the label gets none, more, since it returns epsilon / (K - 1)."""
+        if not self.others_only:
+            return self.epsilon
+        if num_classes < 2:
+            raise PskdError(f"others_only needs 2 classes or more, but logits have {num_classes}")
+        return self.epsilon * num_classes / (num_classes - 1)

@@ -7,9 +7,9 @@ import math
 from torch import Tensor
 
 from pskd.linear_head import Output
-from pskd.methods.base import ClassWeight, Loss, whole_logits
+from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.card import Card
 from pskd.methods.distilling import with_term
-from pskd.methods.remembering import Paced
 from pskd.names import methods
 from pskd.settings import Count, NotNegative, check_arguments
 from pskd.targets import Reduction, Targets
@@ -17,7 +17,7 @@ from pskd.tensors import accumulation_dtype
 
 
 @methods.register("maxsup")
-class MaxSup(Paced):
+class MaxSup(Method):
     """``L = H(y, p) + alpha_t * (max_j z_j - mean_j z_j)``, alpha_t growing linearly from ``alpha`` to ``last``.
 
     Args:
@@ -34,7 +34,7 @@ class MaxSup(Paced):
     """
 
     name = "maxsup"
-    title = "MaxSup"
+    card = Card("MaxSup", logs=("alpha_t",))
     takes_weight = True
 
     def __init__(
@@ -46,24 +46,21 @@ class MaxSup(Paced):
         reduction: Reduction = "mean",
         weight: ClassWeight = None,
     ) -> None:
-        super().__init__(reduction=reduction, weight=weight)
         check_arguments(MaxSup.__init__, locals())
-        self.epochs, self.alpha, self.last = epochs, alpha, last
+        super().__init__(epochs, reduction=reduction, weight=weight)
+        self.alpha, self.last = alpha, last
 
     @property
     def alpha_t(self) -> float:
         return self.alpha + (self.last - self.alpha) * self.epoch / max(1, self.epochs - 1)
 
-    def logged(self) -> dict[str, float]:
-        return {"alpha_t": self.alpha_t}
-
     def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None) -> Loss:
-        logits = whole_logits(output)
-        return with_term(self, logits, targets, self.alpha_t * largest_over_mean(logits), distilled, "suppression")
+        batch, alpha_t = self.door(output, targets, distilled), self.alpha_t
+        return self.reduced(batch, with_term(batch, alpha_t * largest_over_mean(batch.logits), "suppression"))
 
 
 def largest_over_mean(logits: Tensor) -> Tensor:
-    """``max_j z_j - mean_j z_j`` of every position, (B, d1, ...)."""
+    """``max_j z_j - mean_j z_j`` of logits (n, K), (n)."""
     logits = logits.to(accumulation_dtype(logits.dtype))
     masked = logits == -math.inf
     return logits.amax(1) - logits.masked_fill(masked, 0).sum(1) / (~masked).sum(1)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
-
 from pskd.memory.snapshot import Snapshot
-from pskd.methods.base import ClassWeight, Surroundings
+from pskd.methods.base import ClassWeight
+from pskd.methods.card import Card
 from pskd.methods.consistency import Consistency
 from pskd.names import methods
-from pskd.settings import Count, NotNegative, Range, Share, check_arguments
+from pskd.settings import Count, NotNegative, Share, check_arguments
 from pskd.targets import Reduction
 
 
@@ -34,7 +33,7 @@ class MeanTeacher(Consistency):
     """
 
     name = "mean_teacher"
-    title = "mean teacher"
+    card = Card("mean teacher", logs=("lam_t",), defaults={"ema": 0.99})
 
     def __init__(
         self,
@@ -48,16 +47,3 @@ class MeanTeacher(Consistency):
     ) -> None:
         check_arguments(MeanTeacher.__init__, locals())
         super().__init__(epochs, lam, rampup, memory, reduction, weight)
-
-    @classmethod
-    def from_settings(
-        cls, around: Surroundings, *, ema: Annotated[float, Range(ge=0, lt=1)] = 0.99, **settings: Any
-    ) -> Self:
-        """With a copy that follows the model.
-
-        Args:
-            ema: how much of its weights the copy keeps in a step. The authors' code: 0.97 to 0.999.
-        """
-        check_arguments(cls.from_settings, locals())
-        memory = Snapshot(around.model, steps_per_epoch=around.steps_per_epoch, ema=ema)
-        return super().from_settings(around, memory=memory, **settings)

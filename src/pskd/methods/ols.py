@@ -8,19 +8,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pskd.door import Batch, check_trains
 from pskd.errors import PskdError
 from pskd.linear_head import Output
-from pskd.methods.base import ClassWeight, Loss, whole_logits
-from pskd.methods.distilling import checked_target, dense_labels, likelihood, own_labels, where_distilled
-from pskd.methods.remembering import Paced, check_trains, taken
+from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.card import Card
 from pskd.names import methods
 from pskd.settings import Count, Share, check_arguments
-from pskd.targets import Past, Reduction, Targets, position_losses, reduced
-from pskd.tensors import accumulation_dtype, several_processes
+from pskd.targets import Past, Reduction, Targets, soften
+from pskd.tensors import several_processes
 
 
 @methods.register("ols")
-class OLS(Paced):
+class OLS(Method):
     """``L = H((1 - alpha) * y + alpha * S_y, p)``; S_c is the mean p of class c's samples in the epoch before.
 
     Only samples that were classified right enter the mean. In the first epoch, and for a class without any, S_c is
@@ -41,8 +41,7 @@ class OLS(Paced):
     """
 
     name = "ols"
-    title = "OLS"
-    shares_mix = True
+    card = Card("OLS", shares_mix=True)
     takes_weight = True
 
     def __init__(
@@ -54,14 +53,14 @@ class OLS(Paced):
         reduction: Reduction = "mean",
         weight: ClassWeight = None,
     ) -> None:
-        super().__init__(reduction=reduction, weight=weight)
         check_arguments(OLS.__init__, locals())
-        self.epochs, self.num_classes, self.alpha = epochs, num_classes, alpha
+        super().__init__(epochs, reduction=reduction, weight=weight)
+        self.num_classes, self.alpha = num_classes, alpha
         self._sums = torch.zeros(num_classes, num_classes + 1)  # of this epoch: predictions, and how many there were
         self._labels = torch.full((num_classes, num_classes), 1 / num_classes)
 
-    def begin(self, epoch: int, *, anew: bool) -> None:
-        if epoch == self._epoch:
+    def begin(self, epoch: int, *, again: bool) -> None:
+        if again:
             return
         counts = self._sums[:, -1:]
         mean = self._sums[:, :-1] / counts.clamp_min(1)
@@ -69,38 +68,32 @@ class OLS(Paced):
         self._sums = torch.zeros_like(self._sums)
 
     def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None) -> Loss:
-        logits, _ = whole_logits(output), self.epoch
-        check_trains(logits)
-        if logits.shape[1] != self.num_classes:
-            raise PskdError(f"logits have {logits.shape[1]} classes, but OLS was made for {self.num_classes}")
-        weight = self.weight_at(logits)
-        target = checked_target(logits, targets, weight)
-        past = Past(self._soft_labels(logits, targets))
-        target = target.mixed_with(past, where_distilled(self.alpha, distilled, logits))
-        self._learn(logits.detach(), own_labels(targets, distilled), distilled)
-        total = reduced(position_losses(logits, target, weight), target.share, self.reduction)
-        return Loss(total, {"smoothed_cross_entropy": total.detach()})
+        check_trains(output)
+        _ = self.epoch  # has begun
+        batch = self.door(output, targets, distilled)
+        if batch.logits.shape[1] != self.num_classes:
+            raise PskdError(f"logits have {batch.logits.shape[1]} classes, but OLS was made for {self.num_classes}")
+        q = soften(batch.target, Past(self._soft_labels(batch), known=batch.taken), self.alpha)
+        losses = batch.cross_entropy(q)
+        self._learn(batch)
+        return self.reduced(batch, {"smoothed_cross_entropy": losses})
 
-    def _soft_labels(self, logits: Tensor, targets: Targets) -> Tensor:
-        """S_y of every position, shaped like the logits."""
-        self._labels = self._labels.to(logits.device, accumulation_dtype(logits.dtype))
-        if isinstance(targets, Tensor) and not targets.is_floating_point():
-            return self._labels[targets.long().clamp_min(0)].movedim(-1, 1)
-        return torch.einsum("bc...,ck->bk...", dense_labels(logits, targets), self._labels)
+    def _soft_labels(self, batch: Batch) -> Tensor:
+        """S_y of every position, (n, K)."""
+        self._labels = self._labels.to(batch.log_p)
+        return self._labels[batch.labels] if batch.labels is not None else batch.target.probabilities() @ self._labels
 
-    def _learn(self, logits: Tensor, labels: Tensor | None, distilled: Tensor | None) -> None:
+    def _learn(self, batch: Batch) -> None:
         """Add the predictions that are right to the sums of their classes."""
-        self._sums = self._sums.to(logits.device, accumulation_dtype(logits.dtype))
+        self._sums = self._sums.to(batch.log_p)
         several = several_processes()
         added = torch.zeros_like(self._sums) if several else self._sums
+        labels, p = batch.own_labels, batch.log_p.exp()
         if labels is not None:
-            right = logits.argmax(1) == labels
-            take = taken(logits, labels, distilled)
-            right = (right if take is None else right & take.to(right.device)) & logits.isfinite().all(1)
-            p = likelihood(logits).movedim(1, -1).reshape(-1, self.num_classes)
+            right = (p.argmax(1) == labels) & p.isfinite().all(1)
+            right = right if batch.taken is None else right & batch.taken
             p = torch.cat((p, torch.ones_like(p[:, :1])), 1)
-            kept = right.reshape(-1, 1)
-            added.index_add_(0, labels.clamp_min(0).flatten(), torch.where(kept, p, torch.zeros_like(p)))
+            added.index_add_(0, labels, torch.where(right[:, None], p, 0))
         if several:
             dist.all_reduce(added)
             self._sums += added
@@ -108,7 +101,7 @@ class OLS(Paced):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "sums": self._sums, "labels": self._labels}
 
-    def _load(self, state: dict[str, Any]) -> None:
+    def load_own(self, state: dict[str, Any]) -> None:
         for name in ("sums", "labels"):
             here = self.state_dict()[name]
             if state[name].shape != here.shape:

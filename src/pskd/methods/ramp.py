@@ -1,94 +1,69 @@
-"""How far the past is trusted: alpha grows over a training, Eq. 5, or with what has been learnt of its data."""
+"""How far the past is trusted: alpha grows over a training, Eq. 5 of the paper."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from pskd.errors import PskdError
 from pskd.schedules import Schedule
-from pskd.tensors import several_processes
 
 
-class Ramp(NamedTuple):
-    """``alpha_t = alpha * schedule(t / length)``, t counted from 1."""
+def alpha_at(place: int, length: int, alpha: float, schedule: Schedule) -> float:
+    """Eq. 5: ``alpha_t = alpha_T * schedule(t / T)``; the 0-based place is t - 1, and after the last alpha stays."""
+    return alpha * schedule(min(1.0, (place + 1) / length))
 
-    alpha: float
-    schedule: Schedule
-    length: int
-    unit: str  # "epoch" or "step"
+
+class Ramp:
+    """``value``, alpha_t, in the epochs or steps of a training: a tensor, so that a compiled step stays as it is.
+
+    Args:
+        alpha: alpha_T, its value in the end.
+        schedule: from the progress t/T in (0, 1] to a share of alpha_T.
+        length: T.
+        unit: "epoch" or "step".
+        device: where the memory is.
+    """
+
+    def __init__(self, alpha: float, schedule: Schedule, length: int, unit: str, device: torch.device) -> None:
+        self.alpha, self.schedule, self.length, self.unit = alpha, schedule, length, unit
+        # Exact where that costs nothing; some devices have no float64.
+        self.value = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
 
     def at(self, place: int) -> float:
-        """alpha in a 0-based epoch or step; after the last one it stays."""
-        share = self.schedule(min(1.0, (place + 1) / self.length))
-        if not 0 <= share <= 1:
+        """alpha in a 0-based epoch or step."""
+        alpha = alpha_at(place, self.length, self.alpha, self.schedule)
+        if not 0 <= alpha <= self.alpha:
+            share = self.schedule(min(1.0, (place + 1) / self.length))
             raise PskdError(f"schedule gives {share} in {self.unit} {place}; allowed is a share of alpha in [0, 1]")
-        return self.alpha * share
+        return alpha
+
+    def start(self, place: int, *, again: bool = False) -> None:
+        """A 0-based epoch or step begins; ``again``: it had begun when its state was saved."""
+        self.value.fill_(self.at(place))
 
     def state_dict(self) -> dict[str, Any]:
         return {"length": self.length, "unit": self.unit}
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to take: alpha is a function of the place."""
+
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise where a state was counted in another unit; an older version's says nothing of it."""
+        """Raise where the state was counted in another unit; an older version's says nothing of it."""
         if state.get("unit", self.unit) != self.unit:
             then = state["unit"]
             raise PskdError(f"state: it was counted in {then}s, here it is {self.unit}s; give {then}s=")
 
-    def tell_change(self, state: dict[str, Any], place: int) -> None:
-        """Say in a line what becomes of alpha where the training was of another length when its state was saved."""
-        if (length := state.get("length", self.length)) != self.length:
-            then, now = self._replace(length=length).at(place), self.at(place)
-            warnings.warn(
-                f"{self.unit}s={self.length}, but {length} when this state was saved: alpha_t was {then:.3g} in"
-                f" {self.unit} {place}, is {now:.3g} there now, and goes on to {self.at(self.length):.3g}",
-                stacklevel=3,
-            )
-
-
-class Learnt:
-    """``m^power``: m is the mean of what a model gave to its labels in the epoch before, 0 in the first one.
-
-    It is a tensor of the device that trains, so that nothing waits for it, and the same in all processes.
-    """
-
-    def __init__(self, power: float) -> None:
-        self.power = power
-        self._mean, self._sums = torch.zeros(()), torch.zeros(2)  # of this epoch: what labels were given; how many
-        self._step: Tensor | None = None  # the same of this step
-
-    def share(self) -> Tensor:
-        return self._mean**self.power
-
-    def start_step(self) -> None:
-        self._step = None  # that of a batch that was refused
-
-    def add(self, given: Tensor, take: Tensor | None) -> None:
-        """What labels were given, (B, d1, ...); those where ``take`` is false do not count."""
-        counts = torch.ones_like(given) if take is None else take.to(given.dtype)
-        found = torch.stack(((given.nan_to_num() * counts).sum(), counts.sum()))
-        self._step = found if self._step is None else self._step + found
-
-    def end_step(self) -> None:
-        """All parts of a step were added. Every process has to come here as often as the others."""
-        added = self._sums.new_zeros(2) if self._step is None else self._step
-        if several_processes():
-            dist.all_reduce(added)
-        self._sums = self._sums.to(added) + added
-
-    def renew(self) -> None:
-        """m from what was added since it was last forgotten."""
-        self._mean = self._sums[0] / self._sums[1].clamp_min(1)
-
-    def forget(self) -> None:
-        self._sums = torch.zeros_like(self._sums)
-
-    def state(self) -> Tensor:
-        """(3), to save."""
-        return torch.cat((self._mean[None].to(self._sums), self._sums))
-
-    def load(self, state: Tensor) -> None:
-        self._mean, self._sums = state[0].clone(), state[1:].clone()
+    def tell_change(self, state: dict[str, Any], place: int | None) -> None:
+        """Say what becomes of alpha where the training was of another length when its state was saved."""
+        length = state.get("length", self.length)
+        if length == self.length or place is None:
+            return
+        then, now = alpha_at(place, length, self.alpha, self.schedule), self.at(place)
+        warnings.warn(
+            f"{self.unit}s={self.length}, but {length} when this state was saved: alpha_t was {then:.3g} in"
+            f" {self.unit} {place}, is {now:.3g} there now, and goes on to {self.at(self.length):.3g}",
+            stacklevel=3,
+        )

@@ -7,18 +7,18 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from pskd.door import check_trains
 from pskd.linear_head import Output
 from pskd.memory.bank import PredictionBank
-from pskd.methods.base import ClassWeight, Loss, whole_logits
-from pskd.methods.distilling import checked_target, dense_labels, likelihood, own_labels
-from pskd.methods.remembering import Banked, taken
+from pskd.methods.base import ClassWeight, Loss, Method, require_memory
+from pskd.methods.card import Card
 from pskd.names import methods
 from pskd.settings import Count, Range, Share, check_arguments
-from pskd.targets import Past, Reduction, Targets, position_losses, reduced
+from pskd.targets import Past, Reduction, Targets, soften
 
 
 @methods.register("sat")
-class SAT(Banked):
+class SAT(Method):
     """``L = sum_i w_i H(t_i, p_i) / sum_i w_i``, with ``t <- m * t + (1 - m) * p`` and ``w = max_j t_j``.
 
     t starts as the label. Before ``warmup`` it is plain cross-entropy, and t does not move.
@@ -38,7 +38,9 @@ class SAT(Banked):
     """
 
     name = "sat"
-    title = "SAT"
+    card = Card("SAT", shares_mix=True, memory={"max_age": None})
+    takes_weight = True
+    memory: PredictionBank
 
     def __init__(
         self,
@@ -51,30 +53,21 @@ class SAT(Banked):
         weight: ClassWeight = None,
     ) -> None:
         check_arguments(SAT.__init__, locals())
-        super().__init__(epochs, memory, reduction=reduction, weight=weight)
+        super().__init__(epochs, require_memory(memory), reduction=reduction, weight=weight)
         self.momentum, self.warmup = momentum, warmup
 
     def loss(
         self, output: Output, targets: Targets, *, index: Tensor | None = None, distilled: Tensor | None = None
     ) -> Loss:
-        logits, begun = whole_logits(output), self.epoch >= self.warmup * self.epochs
-        step = self.step(logits, index)
-        weight = self.weight_at(logits)
-        target = checked_target(logits, targets, weight)
-        step.check(None, logits)
-        losses, share = None, target.share
-        if begun:
-            labels = own_labels(targets, None)
-            take = taken(logits, labels, distilled)
-            past = step.past(None, labels=labels, take=take)
-            assert past is not None
-            before = past.to(logits.device).averaged_with(dense_labels(logits, targets), 1.0)
-            mean = torch.lerp(before, likelihood(logits.detach()), 1 - self.momentum)
-            step.record(None, mean.log(), labels=labels, take=take)
-            sure = mean.amax(1) if take is None else torch.where(take, mean.amax(1), 1.0)
-            target = target.mixed_with(Past(mean, known=take), 1.0)
-            losses, share = sure * position_losses(logits, target, weight), sure * share
-        else:
-            losses = position_losses(logits, target, weight)
-        total = reduced(losses, share, self.reduction)
-        return Loss(total, {"soft_cross_entropy": total.detach()})
+        check_trains(output)
+        key, begun = self.memory.key(index=index), self.epoch >= self.warmup * self.epochs
+        batch = self.door(output, targets, distilled)
+        if not begun:
+            return self.reduced(batch, {"soft_cross_entropy": batch.cross_entropy(batch.target)})
+        past = self.memory.read(key, batch)
+        before = past.averaged_with(batch.target.probabilities(), 1.0)  # the label, where there is none
+        t = torch.lerp(before, batch.log_p.exp(), 1 - self.momentum)
+        sure = t.amax(1) if batch.taken is None else torch.where(batch.taken, t.amax(1), 1.0)
+        losses = sure * batch.cross_entropy(soften(batch.target, Past(t, known=batch.taken), 1.0))
+        self.memory.write(key, batch, t.log(), past)
+        return self.reduced(batch, {"soft_cross_entropy": losses}, sure if batch.share is None else sure * batch.share)

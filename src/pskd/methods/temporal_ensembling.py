@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from torch import Tensor
+
+from pskd.door import Batch
 from pskd.memory.bank import PredictionBank
 from pskd.methods.base import ClassWeight
+from pskd.methods.card import Card
 from pskd.methods.consistency import Consistency
-from pskd.methods.remembering import Banked, unbiased_momentum
+from pskd.methods.distilling import unbiased_momentum
 from pskd.names import methods
 from pskd.settings import Count, NotNegative, Range, Share, check_arguments
-from pskd.targets import Reduction
+from pskd.targets import Past, Reduction
 
 
 @methods.register("temporal_ensembling")
-class TemporalEnsembling(Consistency, Banked):
+class TemporalEnsembling(Consistency):
     """``L = H(y, p) + w_t * mean_j (p_j - q_j)^2``; q is the mean of the sample's predictions in the epochs before.
 
     ``w_t = lam * exp(-5 (1 - t / rampup)^2)`` up to ``rampup``; the mean is ``Z / (1 - momentum^n)`` after n epochs,
@@ -35,7 +39,7 @@ class TemporalEnsembling(Consistency, Banked):
     """
 
     name = "temporal_ensembling"
-    title = "temporal ensembling"
+    card = Card("temporal ensembling", shares_mix=True, logs=("lam_t",), memory={"max_age": None})
 
     def __init__(
         self,
@@ -52,6 +56,6 @@ class TemporalEnsembling(Consistency, Banked):
         super().__init__(epochs, lam, rampup, memory, reduction, weight)
         self.momentum = momentum
 
-    def begin(self, epoch: int, *, anew: bool) -> None:
-        super().begin(epoch, anew=anew)
-        self.memory.momentum = unbiased_momentum(self.momentum, epoch + 1)
+    def recorded(self, batch: Batch, past: Past | None) -> Tensor:
+        momentum = unbiased_momentum(self.momentum, self.epoch + 1)
+        return batch.log_p if past is None else past.averaged_with(batch.log_p.exp(), momentum).log()

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from pskd.errors import PskdError
 from pskd.linear_head import Output
-from pskd.methods.base import ClassWeight, Loss, Method, whole_logits
-from pskd.methods.distilling import checked_target, with_term
+from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.card import Card
+from pskd.methods.distilling import with_term
 from pskd.names import methods
 from pskd.settings import NotNegative, check_arguments
 from pskd.targets import Reduction, Targets
@@ -39,31 +40,37 @@ class ZipfLS(Method):
     """
 
     name = "zipf_ls"
-    title = "Zipf label smoothing"
+    card = Card("Zipf label smoothing")
     takes_weight = True
 
     def __init__(self, lam: NotNegative = 0.1, *, reduction: Reduction = "mean", weight: ClassWeight = None) -> None:
-        super().__init__(reduction=reduction, weight=weight)
         check_arguments(ZipfLS.__init__, locals())
+        super().__init__(reduction=reduction, weight=weight)
         self.lam = lam
 
     def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None) -> Loss:
-        logits = whole_logits(output)
-        target = checked_target(logits, targets, self.weight_at(logits))
+        batch = self.door(output, targets, distilled)
+        target, num_classes = batch.target, batch.logits.shape[1]
         if target.classes is None or target.coefficients is None:
             raise PskdError("targets: Zipf's label smoothing needs class indices or mixed pairs, not probabilities")
-        if logits.shape[1] < 2:
-            raise PskdError(f"Zipf's label smoothing needs 2 classes or more, but logits are {tuple(logits.shape)}")
-        each = [zipf_divergence(logits, labels) for labels in target.classes.unbind(1)]
+        if num_classes < 2:
+            raise PskdError(f"Zipf's label smoothing needs 2 classes or more, but logits have {num_classes}")
+        each = [zipf_divergence(batch.logits, labels, batch.masked) for labels in target.classes.unbind(1)]
         portions = target.coefficients / target.coefficients.sum(1, keepdim=True).clamp_min(1e-12)
-        divergence = (torch.stack(each, 1) * portions).sum(1)
-        return with_term(self, logits, targets, self.lam * divergence, distilled)
+        return self.reduced(batch, with_term(batch, self.lam * (torch.stack(each, 1) * portions).sum(1)))
 
 
-def zipf_divergence(logits: Tensor, labels: Tensor) -> Tensor:
-    """``KL(zipf || p without the label)`` of every position, (B, d1, ...)."""
+def zipf_divergence(logits: Tensor, labels: Tensor, masked: bool = True) -> Tensor:
+    """``KL(zipf || p without the label)`` of logits (n, K), (n).
+
+    Masked classes, with logits of -inf, come last in rank, and their terms are left out; ``masked`` false says that
+    there is none.
+    """
     others = logits.to(accumulation_dtype(logits.dtype)).scatter(1, labels[:, None], -math.inf)
     sorted_log_p = others.log_softmax(1).sort(1, descending=True).values[:, :-1]  # the label comes last
     shares = 1 / torch.arange(1, logits.shape[1], dtype=sorted_log_p.dtype, device=logits.device)
-    shares = (shares / shares.sum()).view(-1, *[1] * (logits.ndim - 2))
-    return (shares * (shares.log() - sorted_log_p)).sum(1)
+    shares = shares / shares.sum()
+    if not masked:
+        return (shares * (shares.log() - sorted_log_p)).sum(1)
+    left_out = sorted_log_p == -math.inf
+    return (shares * (shares.log() - sorted_log_p.masked_fill(left_out, 0))).masked_fill(left_out, 0).sum(1)

@@ -21,6 +21,7 @@ from pydantic import Field, ValidationError
 
 from pskd import recipes
 from pskd.config import Config, Section, parse_value, read_yaml, resolve, validated
+from pskd.config.old_names import with_new_keys
 from pskd.errors import PskdError
 from pskd.runs.files import one_line_errors, write_atomic
 from pskd.runs.schemas import checked
@@ -238,7 +239,7 @@ def _add(
     if not isinstance(recipe, str):
         raise PskdError("recipe is missing: a study, or an axis of it, names the recipe that its cells start from")
     tree = _recipe(recipe)
-    planned = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    planned = [f"{key}={json.dumps(value)}" for key, value in with_new_keys(settings).items()]
     asked = [word for word in words if ":" not in word.partition("=")[0]]
     asked += [word.removeprefix(f"{recipe}:") for word in words if word.startswith(f"{recipe}:")]
     config = resolve(tree, [*planned, *asked], name=recipe, allow_code=allow_code)

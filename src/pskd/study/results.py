@@ -227,7 +227,7 @@ def collect(paths: Sequence[Path]) -> list[Collection]:
 def method_title(name: str) -> str:
     """A method's name for people."""
     method = registry.methods.get(name)
-    return getattr(method, "title", "") or name
+    return (method is not None and method.card.title) or name
 
 
 def axis_name(axis: str) -> str:
@@ -245,7 +245,7 @@ def _shown(axis: str, label: str) -> str:
 def is_plain(config: Config) -> bool:
     """Whether a run learnt from its labels as they are: the baseline of a comparison."""
     method = registry.methods.get(config.method.name)
-    return method is not None and bool(method.plain)
+    return method is not None and bool(method.card.plain)
 
 
 def plain_row(rows: Sequence[Row]) -> Row | None:

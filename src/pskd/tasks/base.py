@@ -85,7 +85,7 @@ class Task(ABC):
 
     def class_counts(self) -> Tensor:
         """How many training samples each class has, (K)."""
-        raise PskdError(f"method.class_weight=balanced: {self.config.task} does not count the samples of its classes")
+        raise PskdError(f"method.weight=balanced: {self.config.task} does not count the samples of its classes")
 
     def provide(self, method: Method) -> None:
         """Get ready to give the method what it needs."""

@@ -125,7 +125,7 @@ class Classification(Task):
     def provide(self, method: Method) -> None:
         super().provide(method)
         changes = self.config.augment
-        shares, probability = method.shares_mix, changes.mix_probability
+        shares, probability = method.card.shares_mix, changes.mix_probability
         self.mix = Mix(changes.mix, shares, changes.hole, changes.beta, probability, changes.box)
         if "partner_logits" in method.needs:
             self.partners = SameClassPartners(self.data.train.labels, self.config.train.seed)

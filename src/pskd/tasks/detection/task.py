@@ -70,7 +70,7 @@ class Detection(Task):
     @classmethod
     def refuses(cls, method: type[Method]) -> str | None:
         trunk = "a detector takes hard only; other methods reach it through its trunk, model.backbone=RUN"
-        return None if method.plain else trunk
+        return None if method.card.plain else trunk
 
     def model(self) -> nn.Module:
         settings = self.config.model

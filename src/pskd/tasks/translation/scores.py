@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from pskd.data.text.pairs import Pairs
 from pskd.data.text.tokenizer import PAD, Sentences, Tokenizer
 from pskd.linear_head import LinearHead, Output
-from pskd.methods.base import IGNORE_INDEX
 from pskd.metrics import functional
 from pskd.metrics.translation import score_translations
 from pskd.models.seq2seq import POSITIONS, Seq2Seq, translation_limit
 from pskd.runs.group import Group
+from pskd.targets import IGNORE_INDEX
 from pskd.tasks.base import Evaluation
 
 

@@ -1,0 +1,63 @@
+"""Where a training stands: in which of its epochs, or of its steps."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from pskd.errors import PskdError
+
+
+class Clock:
+    """Epochs that begin one after the other; or the steps of a stream, which has none.
+
+    Args:
+        length: how many there are.
+        unit: "epoch" or "step".
+        owner: whose clock it is, for messages.
+    """
+
+    def __init__(self, length: int, unit: str = "epoch", owner: str = "method") -> None:
+        self.length, self.unit, self.owner = length, unit, owner
+        self.last: int | None = None  # the last one that began, here or in the state that was loaded
+        self.begun = False
+
+    @property
+    def now(self) -> int:
+        """The current epoch or step, from 0."""
+        if self.last is None or not self.begun:
+            self.refuse()
+        return self.last
+
+    def refuse(self) -> NoReturn:
+        raise PskdError("start_epoch: call start_epoch(epoch) before the first batch of every epoch")
+
+    def check_epoch(self, epoch: int) -> None:
+        """Raise where the 0-based ``epoch`` cannot be next: the first is 0, or follows a state that was loaded."""
+        before = self.last
+        if epoch >= self.length:
+            raise PskdError(
+                f"start_epoch({epoch}) is past the last epoch: epochs={self.length}, so 0..{self.length - 1}"
+            )
+        if before is None and epoch != 0:
+            raise PskdError(
+                f"start_epoch({epoch}) comes first, but no state was loaded: start at 0, or load_state_dict()"
+            )
+        if before is not None and epoch not in (before, before + 1):
+            raise PskdError(
+                f"start_epoch({epoch}) cannot follow epoch {before}: go on with {before + 1}, or make a new"
+                f" {self.owner}"
+            )
+
+    def check_step(self, step: int) -> None:
+        if step < (self.last or 0):
+            raise PskdError(f"start_step({step}) cannot follow step {self.last}")
+
+    def begin(self, place: int) -> None:
+        self.last, self.begun = place, True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": -1 if self.last is None else self.last}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue in what was saved or after it."""
+        self.last, self.begun = state["epoch"] if state["epoch"] >= 0 else None, False
