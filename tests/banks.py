@@ -10,7 +10,16 @@ from torch import Tensor
 from pskd import PredictionBank
 from pskd.checks import ValueChecks, allow_nonfinite
 from pskd.door import Batch, door
+from pskd.memory.records import Record, Records
 from pskd.targets import Past
+
+
+def stored(state: dict[str, Any]) -> Record:
+    """What the records of a bank's state hold; the epoch of an empty one is 0."""
+    dtype, cpu = getattr(torch, state["dtype"]), torch.device("cpu")
+    bank = Records(len(state["records"]), state["num_classes"], state["k"], dtype, None, cpu)
+    bank.table[: bank.count] = state["records"]
+    return bank.read(torch.arange(bank.count), torch.empty((), dtype=dtype))
 
 
 def batch_of(logits: Tensor, targets: Any = None, distilled: Tensor | None = None) -> Batch:

@@ -13,6 +13,8 @@ import torch
 from helpers import fresh, metrics_of, pskd
 from pages import blocks
 
+from pskd.settings import settings_of
+
 BLOCKS = blocks("docs/extending.md", "python", "bash", "yaml")
 
 
@@ -116,7 +118,7 @@ def test_a_stranger_s_method_in_a_loop_of_ones_own(empty: Path, monkeypatch: pyt
     logits = torch.randn(5, 3, requires_grad=True)
     MyLoss(0.3)(logits, torch.tensor([0, 1, 2, 0, 1]), index=torch.arange(5)).backward()
     assert logits.grad is not None
-    assert json.loads(json.dumps({name: str(s.annotation) for name, s in MyLoss.settings().items()})).keys() == {
+    assert json.loads(json.dumps({name: str(s.annotation) for name, s in settings_of(MyLoss).items()})).keys() == {
         "strength"
     }
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from banks import known
 from torch import Tensor, nn
 
-from banks import known
 from pskd import CSKD, PSKD, TFKD, Hard, LabelSmoothing, LinearHead, Method, PredictionBank, Snapshot, linear_head
 from pskd.errors import PskdError
 from pskd.linear_head import Output

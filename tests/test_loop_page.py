@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from banks import stored
 from pages import texts
 
 
@@ -17,7 +18,7 @@ def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     names: dict[str, Any] = {}
     setup, confidences, mixup, look, longer, stream, compiled = texts("docs/loop.md", "python")
     exec(setup + confidences + mixup, names)
-    rows = names["distill"].memory.recall(torch.arange(64)).known
+    rows = names["distill"].memory.known(torch.arange(64))
     assert 32 < int(rows.sum()) < 64  # of two epochs, a quarter was mixed in both
     exec(look, names)
     assert [alpha for alpha, _ in names["agreement"]] == [pytest.approx(0.6)] * 4
@@ -29,4 +30,4 @@ def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "alpha goes on with 0.53" in shown
     assert shown.endswith("steps=30) at step 29, alpha_t=0.8\n")
     exec(compiled, names)
-    assert bool((names["distill"].memory.state_dict()["rows"]["labels"] > 0).all())
+    assert bool((stored(names["distill"].memory.state_dict()).epoch > 0).all())

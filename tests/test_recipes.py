@@ -58,7 +58,7 @@ def test_constants_of_the_paper() -> None:
     for name in ("imagenet/resnet152", "imagenet/resnet152_search"):
         published = {"variant": "reg", "released": False, "temperature": 40, "alpha": 0.1, "a": 0.95}
         assert published.items() <= method(name, "tf_kd").items()
-    assert method("imagenet/resnet152", "cs_kd")["weight"] == 0.5
+    assert method("imagenet/resnet152", "cs_kd")["lam"] == 0.5
 
 
 @pytest.mark.parametrize("name", [name for name in recipes.names() if TASK[name] == "classification"])

@@ -100,8 +100,8 @@ found: list[bool] = []  # whether a step's rows were all there
 
 
 class Watched(pskd.PredictionBank):
-    def recall(self, key: Any, **more: Any) -> Any:
-        past = super().recall(key, **more)
+    def read(self, key: Any, batch: Any) -> Any:
+        past = super().read(key, batch)
         found.append(past.known is None or bool(past.known.all()))
         return past
 

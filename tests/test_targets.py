@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from banks import batch_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from banks import batch_of
 from pskd import soft_cross_entropy
 from pskd.errors import PskdError
 from pskd.targets import REDUCTIONS, Past, Target, soften

@@ -347,7 +347,7 @@ def soft_cross_entropy(
     if logits.ndim == 1:
         alone = (targets[0][None], targets[1][None], targets[2]) if isinstance(targets, tuple) else targets[None]
         if isinstance(past, Past):
-            past = Past(*(part[None] if isinstance(part, Tensor) else part for part in past))
+            past = Past(*(part[None] if isinstance(part, Tensor) else part for part in past))  # type: ignore[arg-type]
         elif past is not None:
             past = past[None]
         loss = soft_cross_entropy(logits[None], alone, past, alpha, ignore_index, reduction, weight)

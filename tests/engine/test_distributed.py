@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from banks import stored
 from helpers import SMALL, metrics_of, small
 from processes import free_port
 from safetensors.torch import load_file
@@ -55,8 +56,8 @@ def test_two_hosts_keep_a_half_each(tmp_path: Path) -> None:
     assert newest is not None
     for host, shard in enumerate(checkpoint.shards(newest, "method")):
         memory = shard["memory"]
-        assert (memory["host"], memory["hosts"], len(memory["rows"]["labels"])) == (host, 2, 100)
-        assert bool((memory["rows"]["labels"] > 0).all())
+        assert (memory["host"], memory["hosts"], len(stored(memory).label)) == (host, 2, 100)
+        assert bool((stored(memory).epoch > 0).all())
     assert json.loads((out / "result.json").read_text())["processes"] == 2
 
 
@@ -92,7 +93,7 @@ def test_the_bank_is_one_and_complete(two_processes: Path) -> None:
     newest = Checkpoints(two_processes / "checkpoints", 1).newest(pytest.fail)
     assert newest is not None
     memory = checkpoint.load(newest, "method-0")["memory"]
-    assert bool((memory["rows"]["labels"] > 0).all())  # every sample was recorded, by whichever process had it
+    assert bool((stored(memory).epoch > 0).all())  # every sample was recorded, by whichever process had it
 
 
 def test_metrics_are_exact(two_processes: Path) -> None:

@@ -105,7 +105,7 @@ CHECKPOINTS: dict[str, Callable[[Path], dict[str, Any] | None]] = {
     "a bank of wrong sizes": lambda folder: save(
         folder,
         "method-0",
-        (lambda state: {**state, "memory": {**state["memory"], "rows": {"values": torch.zeros(2**20, 1)}}})(
+        (lambda state: {**state, "memory": {**state["memory"], "records": torch.zeros(2**20, 1)}})(
             loaded(folder, "method-0")
         ),
     ),

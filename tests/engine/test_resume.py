@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from banks import stored
 from chaos import Storm, equal, tiny
 from helpers import SMALL, metrics_of
 from processes import exit_code, in_child, in_children, obey_permissions
@@ -78,10 +79,10 @@ def test_more_or_fewer_processes_go_on(after: tuple[int, int], tmp_path: Path) -
     assert [record["epoch"] for record in metrics_of(out)] == [1, 2, 3, 4]
     newest = Checkpoints(out / "checkpoints", 2).newest(pytest.fail)
     assert newest is not None
-    known = [shard["memory"]["rows"]["labels"] for shard in shards(newest, "method")]
+    known = [stored(shard["memory"]).epoch for shard in shards(newest, "method")]
     assert len(known) == after[1]
-    assert sum(len(rows) for rows in known) == 200
-    assert all((rows > 0).all() for rows in known)
+    assert sum(len(epochs) for epochs in known) == 200
+    assert all((epochs > 0).all() for epochs in known)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

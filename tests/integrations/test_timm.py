@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from banks import stored
 from PIL import Image
 from processes import exit_code, in_children
 from timm.data import FastCollateMixup, create_dataset, create_loader
@@ -89,8 +90,9 @@ def test_an_unreadable_image_takes_no_other_s_row(images: Path, tmp_path: Path) 
                 assert index == seen_by(batch)
                 assert labels == [number // 4 for number in index]
                 task(batch, target)
-        written = method.memory.state_dict()["rows"]["labels"][:, 0].tolist()
-        assert written == [0 if number in (3, 7) else number // 4 + 1 for number in range(N)]
+        written = stored(method.memory.state_dict())
+        assert [number for number in range(N) if not written.epoch[number]] == [3, 7]
+        assert all(written.label[number] == number // 4 for number in range(N) if number not in (3, 7))
 
 
 def net() -> nn.Module:
@@ -182,12 +184,11 @@ def test_two_processes_share_a_bank_and_learn_what_one_does(images: Path, tmp_pa
         optimizer.step()
         torch.testing.assert_close(losses.mean(), loss.detach())
     assert step == 5
-    rows, same = (
-        state["memory"]["rows"]
+    records, same = (
+        stored(state["memory"])
         for state in (torch.load(tmp_path / "saved", weights_only=True)["task_state"], method.state_dict())
     )
-    assert torch.equal(rows["labels"], same["labels"])
-    torch.testing.assert_close(rows["values"].view(torch.float32), same["values"].view(torch.float32))
+    torch.testing.assert_close(records, same)
 
 
 def test_what_does_not_fit_is_refused(images: Path) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from banks import batch_of, dense, known, recall, record
 from torch import Tensor
 
-from banks import batch_of, dense, known, recall, record
 from pskd import PredictionBank
 from pskd.errors import PskdError
 from pskd.memory.likeliest import top_classes

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from banks import batch_of
 from torch import Tensor, nn
 
-from banks import batch_of
 from pskd import PSKD, Snapshot
 from pskd.errors import PskdError
 from pskd.memory.snapshot import unwrap_model

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from banks import known
 from helpers import value_and_gradient
 from torch import Tensor
 
-from banks import known
 from pskd import PredictionBank
 from pskd.errors import PskdError
 from pskd.methods import CRL

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import pytest
 import torch
 import torch.nn.functional as F
+from banks import known
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from banks import known
 from pskd import PSKD, TFKD, Hard, Indexed, LinearHead, Loss, PredictionBank, Snapshot, schedules, soft_cross_entropy
 from pskd.checks import ValueChecks, allow_nonfinite
 from pskd.errors import PskdError

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from banks import batch_of
 from processes import exit_code, in_children
 
-from banks import batch_of
 from pskd.methods.auto_alpha import AutoAlpha
 from pskd.schedules import constant
 

@@ -112,7 +112,7 @@ def test_the_random_searchs_draws_lie_in_its_spaces() -> None:
     assert drawn == {"CS-KD": 5, "TF-KD": 5, "PS-KD": 5}
     for label, (cell,) in found.items():
         method = cell.config.method.model_dump()
-        for sign, key in (("τ", "temperature"), ("λ", "weight"), ("a", "a"), ("_T", "alpha")):
+        for sign, key in (("τ", "temperature"), ("λ", "lam"), ("a", "a"), ("_T", "alpha")):
             if match := re.search(rf"(?<![a-z]){sign}=([\d.]+)", label):
                 assert method[key] == float(match[1]), label
 

@@ -100,7 +100,7 @@ def test_teachers_that_cannot_teach(teacher: Path, tmp_path: Path) -> None:
 def test_wrong_settings_are_named_before_training(tmp_path: Path) -> None:
     for words, message in (
         (("augment.mix=cutout", "augment.hole=9"), "augment.hole=9 is larger than the images"),
-        (("method=tf_kd", "method.variant=reg", "method.a=0.05"), "method.a=0.05 must be more than 1/10"),
+        (("method=tf_kd", "method.variant=reg", "method.a=0.05"), r"a must lie in \(1/K, 1\), here K = 10, got 0.05"),
     ):
         with pytest.raises(PskdError, match=message):
             train(small(*words), tmp_path / words[0])

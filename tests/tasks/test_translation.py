@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from banks import stored
 from chaos import equal
 from helpers import metrics_of, pskd
 from num2words import num2words
@@ -86,9 +87,9 @@ def test_a_run_has_all_that_a_report_needs(finished: Path) -> None:
 def test_the_bank_has_a_row_for_every_target_token(finished: Path, folder: Path) -> None:
     newest = Checkpoints(finished / "checkpoints", 1).newest(pytest.fail)
     assert newest is not None
-    rows = checkpoint.load(newest, "method-0")["memory"]["rows"]
+    records = stored(checkpoint.load(newest, "method-0")["memory"])
     task = Translation(small(folder))
-    assert torch.equal(rows["labels"].flatten().long() - 1, task.train.target.tokens)
+    assert torch.equal(records.label.long(), task.train.target.tokens)
 
 
 def test_evaluate_and_predict_need_nothing_but_the_run(

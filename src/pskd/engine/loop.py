@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from pskd import tasks
+from pskd.checks import allow_nonfinite
 from pskd.config import Config, changed, flat, long_key
 from pskd.engine import build
 from pskd.engine.nonfinite import NonFinite
@@ -244,7 +245,7 @@ class Trainer:
             batch = next(batches)
             wait = part + 1 < len(step.real)
             with self.accelerator.no_sync(self.model) if wait else contextlib.nullcontext():
-                with self.accelerator.autocast(), self.nonfinite.allowed():
+                with self.accelerator.autocast(), allow_nonfinite():  # which is told below, with more to go on
                     found, shown = self.task.loss(self.model, batch, real, self.method)
                 if not self.nonfinite.is_finite(found.total, lr):
                     self.nonfinite.skip(self.weights, step.total)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from pskd.checks import ValueChecks, allow_nonfinite
+from pskd.checks import ValueChecks
 from pskd.engine.state import TrainingState
 from pskd.runs.group import Group
 
@@ -28,10 +27,6 @@ class NonFinite:
         self.state, self.group, self.last_checkpoint = state, group, last_checkpoint
         self._checks = ValueChecks()
         self._buffers: list[Tensor] = []
-
-    def allowed(self) -> contextlib.AbstractContextManager[None]:
-        """Where a loss may be NaN: a step that can be skipped."""
-        return allow_nonfinite() if self.skips else contextlib.nullcontext()
 
     def before_step(self, model: nn.Module) -> None:
         """Keep batch statistics: a NaN goes into them before it reaches the loss."""

@@ -159,10 +159,13 @@ class Records:
         self._set_scratch()
 
     def of_columns(self, columns: dict[str, Tensor], count: int) -> Tensor:
-        """``count`` records of what version 0.2.0 and earlier kept in columns, where label 0 said that there is none."""
+        """``count`` records of what version 0.2.0 and earlier kept in columns; label 0 says "no record"."""
         wide = {"values": self.values, **({"classes": self.classes} if self.classes else {})}
         sizes = {name: field.dtype.itemsize for name, field in wide.items()}
-        wanted = {name: (count, self.k, size) for name, size in sizes.items()} | {"labels": (count, 1), "epochs": (count, 1)}
+        wanted = {name: (count, self.k, size) for name, size in sizes.items()} | {
+            "labels": (count, 1),
+            "epochs": (count, 1),
+        }
         found = {name: (*part.shape, *([part.itemsize] if name in sizes else [])) for name, part in columns.items()}
         if {"epochs": (count, 1)} | found != wanted:
             raise PskdError(f"rows: the stored bank has {found}, here {wanted} are needed; it is damaged")

@@ -111,7 +111,7 @@ class Method(ABC):
         """
 
     def start_epoch(self, epoch: int) -> None:
-        """Begin the 0-based ``epoch``, which ends the one before; the first is 0, or follows a state that was loaded."""
+        """Begin the 0-based ``epoch``, which ends the one before; the first is 0, or follows a loaded state."""
         if self.clock is None:
             return
         self.clock.check_epoch(epoch)

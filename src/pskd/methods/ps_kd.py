@@ -67,7 +67,7 @@ class PSKD(Method):
     takes_heads = takes_weight = True
     memory: Memory
     clock: Clock
-    epochs: int | None = None
+    epochs: int | None = None  # type: ignore[assignment]  # with steps there are none
     # Is shown logits (n, K), targets, past predictions and alpha of every batch that has a past.
     watch: Callable[[Tensor, Targets, Past, Tensor], None] | None = None
 
