@@ -30,14 +30,14 @@ import yaml
 from processes import exit_code, in_child, in_children
 from safetensors.torch import load_file
 
-from pskd.config import Config, resolve
-from pskd.engine.loop import train
 from pskd.errors import PskdError
-from pskd.recipes import read_recipe
-from pskd.runs.checkpoint import Checkpoints
-from pskd.study.cells import Study, StudyFile
-from pskd.study.queue import Queue
-from pskd.study.worker import Worker
+from pskd.workbench.config import Config, resolve
+from pskd.workbench.recipes import read_recipe
+from pskd.workbench.runs.checkpoint import Checkpoints
+from pskd.workbench.study.cells import Study, StudyFile
+from pskd.workbench.study.queue import Queue
+from pskd.workbench.study.worker import Worker
+from pskd.workbench.train.loop import train
 
 DIGITS = ("data.per_class=20", "model.width=4", "batch_size=32")
 TEXT = (

@@ -18,9 +18,9 @@ from side_by_side import median
 from torch import nn
 
 import pskd
-from pskd.config import OptimConfig
-from pskd.engine import build
-from pskd.runs.checkpoint import Checkpoints
+from pskd.workbench.config import OptimConfig
+from pskd.workbench.runs.checkpoint import Checkpoints
+from pskd.workbench.train import build
 
 KINDS = {
     "CIFAR-100, PreAct ResNet-18": ("preact_resnet18", 50_000, 100, {}),

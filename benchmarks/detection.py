@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 from loop_overhead import compare
 
-from pskd.config import resolve
-from pskd.recipes import read_recipe
-from pskd.tasks.detection import Detection
+from pskd.workbench.config import resolve
+from pskd.workbench.recipes import read_recipe
+from pskd.workbench.tasks.detection import Detection
 
 IMAGES, BATCH, ROUNDS = 32, 4, 30
 

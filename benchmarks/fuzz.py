@@ -75,14 +75,14 @@ def templates_in(folder: Path, images_only: bool) -> Templates:
     import yaml
     from PIL import Image
 
-    import pskd.cli  # noqa: F401  # or each case would load it
-    from pskd.config import resolve
-    from pskd.engine.loop import train
-    from pskd.recipes import read_recipe
-    from pskd.report.page import report
-    from pskd.study.cells import Study, StudyFile
-    from pskd.study.queue import Queue
-    from pskd.study.worker import Worker
+    import pskd.workbench.cli  # noqa: F401  # or each case would load it
+    from pskd.workbench.config import resolve
+    from pskd.workbench.recipes import read_recipe
+    from pskd.workbench.report.page import report
+    from pskd.workbench.study.cells import Study, StudyFile
+    from pskd.workbench.study.queue import Queue
+    from pskd.workbench.study.worker import Worker
+    from pskd.workbench.train.loop import train
 
     names = ("finished", "other", "stopped", *(("other", "other") if images_only else ("text", "scenes")), "study")
     made = Templates(*(folder / name for name in names))

@@ -29,14 +29,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pskd
-from pskd.analysis.history import HELD, History
 from pskd.metrics import functional
 from pskd.plan import epoch_plan
-from pskd.report.page import report
-from pskd.runs.checkpoint import Checkpoints
-from pskd.runs.group import Group
-from pskd.tasks.base import Shown
-from pskd.tasks.classification.details import detailed
+from pskd.workbench.analysis.history import HELD, History
+from pskd.workbench.report.page import report
+from pskd.workbench.runs.checkpoint import Checkpoints
+from pskd.workbench.runs.group import Group
+from pskd.workbench.tasks.base import Shown
+from pskd.workbench.tasks.classification.details import detailed
 from report import made_up
 
 BATCH, SLACK = 128, 0.15

@@ -15,9 +15,9 @@ from side_by_side import alternate, median
 from step_overhead import BATCH, CLASSES, REPEATS, ROUNDS, SAMPLES
 
 import pskd
-from pskd.analysis.history import History
 from pskd.targets import Past
-from pskd.tasks.base import Shown
+from pskd.workbench.analysis.history import History
+from pskd.workbench.tasks.base import Shown
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import pskd
-from pskd.runs.checkpoint import Checkpoints
+from pskd.workbench.runs.checkpoint import Checkpoints
 
 SAMPLES, CLASSES, HOSTS, PROCESSES, BATCH, K = 1_000_000_000, 100_000, 256, 8, 128, 32
 STEPS = 500

@@ -35,15 +35,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
-from pskd.augment import Augment
-from pskd.augment.geometry import ATTEMPTS, random_boxes
-from pskd.data import ImageData, OnDisk, Split
-from pskd.data.caching import Caching
-from pskd.data.folder import MEAN, STD, photo_view
-from pskd.data.pictures import FromSource
-from pskd.data.prepared import Kept, Preparation
-from pskd.data.view import decode
 from pskd.random import uniform
+from pskd.workbench.augment import Augment
+from pskd.workbench.augment.geometry import ATTEMPTS, random_boxes
+from pskd.workbench.data import ImageData, OnDisk, Split
+from pskd.workbench.data.caching import Caching
+from pskd.workbench.data.folder import MEAN, STD, photo_view
+from pskd.workbench.data.pictures import FromSource
+from pskd.workbench.data.prepared import Kept, Preparation
+from pskd.workbench.data.view import decode
 
 IMAGES, CLASSES, BATCH, WORKERS, SIZE = 560, 8, 64, 2, 224
 SHAPES = ((500, 375), (500, 333), (375, 500), (500, 375))

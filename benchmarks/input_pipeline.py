@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, RandomSampler
 from torchvision import transforms
 from torchvision.datasets import CIFAR10
 
-from pskd.augment import Augment
-from pskd.data import InMemory, View
+from pskd.workbench.augment import Augment
+from pskd.workbench.data import InMemory, View
 
 IMAGES, BATCH, ROUNDS, WARMUP = 50_000, 128, 30, 3
 THEIR_BATCHES = 40  # a round; an epoch would take them minutes

@@ -17,15 +17,15 @@ import torch
 import torch.nn.functional as F
 from side_by_side import alternate, median
 
-from pskd import data, models
-from pskd.augment import Augment
-from pskd.config import Config, resolve
-from pskd.engine.build import accelerator
-from pskd.engine.loop import Trainer
-from pskd.engine.progress import Progress
-from pskd.runs.folder import RunFolder
-from pskd.tasks.base import Task
-from pskd.tasks.classification import Classification
+from pskd.workbench import data, models
+from pskd.workbench.augment import Augment
+from pskd.workbench.config import Config, resolve
+from pskd.workbench.runs.folder import RunFolder
+from pskd.workbench.tasks.base import Task
+from pskd.workbench.tasks.classification import Classification
+from pskd.workbench.train.build import accelerator
+from pskd.workbench.train.loop import Trainer
+from pskd.workbench.train.progress import Progress
 
 IMAGES, BATCH, CLASSES, ROUNDS = 512, 128, 100, 30
 

@@ -17,7 +17,6 @@ from side_by_side import alternate, median
 from step_overhead import BATCH, CLASSES, SAMPLES, filled_method
 
 import pskd
-from pskd.augment.mix import Mix
 from pskd.methods import (
     BYOT,
     CRL,
@@ -38,7 +37,8 @@ from pskd.methods import (
     TemporalEnsembling,
     ZipfLS,
 )
-from pskd.models.heads import HeadedNet, HeadedOutput
+from pskd.workbench.augment.mix import Mix
+from pskd.workbench.models.heads import HeadedNet, HeadedOutput
 
 ROUNDS, REPEATS = 30, 20  # one round times a step and a forward pass once, everything small REPEATS times
 LIMITS = {

@@ -20,9 +20,9 @@ from side_by_side import Estimate, alternate, median
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pskd import models
-from pskd.models import pyramidnet
-from pskd.models.densenet import DenseLayer
+from pskd.workbench import models
+from pskd.workbench.models import pyramidnet
+from pskd.workbench.models.densenet import DenseLayer
 
 Add = Callable[[Tensor, Tensor], Tensor]
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -15,11 +15,11 @@ from PIL import Image
 from side_by_side import alternate, median
 from torch.utils.data import DataLoader, Dataset
 
-from pskd import models
-from pskd.data import View
-from pskd.data.folder import MEAN, STD
-from pskd.data.opening import BATCH
-from pskd.tasks.classification.predictor import AboutClassifier, ClassPredictor
+from pskd.workbench import models
+from pskd.workbench.data import View
+from pskd.workbench.data.folder import MEAN, STD
+from pskd.workbench.data.opening import BATCH
+from pskd.workbench.tasks.classification.predictor import AboutClassifier, ClassPredictor
 
 IMAGES, SIDE, WORKERS = 2000, 160, 2
 VIEW = View(3, (64, 64), 73, MEAN, STD)

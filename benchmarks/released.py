@@ -28,9 +28,9 @@ import torch
 from loop_overhead import compare
 from torch import nn
 
-from pskd.config import resolve
-from pskd.recipes import read_recipe
-from pskd.tasks.classification import Classification
+from pskd.workbench.config import resolve
+from pskd.workbench.recipes import read_recipe
+from pskd.workbench.tasks.classification import Classification
 
 CLASSES, EPOCHS, RESNET18 = 100, 300, "preact_resnet18"
 

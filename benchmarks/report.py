@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pskd.analysis.history import History
 from pskd.metrics import functional
-from pskd.report.page import report
-from pskd.runs.group import Group
-from pskd.study.cells import Study, StudyFile
-from pskd.tasks.base import Shown
+from pskd.workbench.analysis.history import History
+from pskd.workbench.report.page import report
+from pskd.workbench.runs.group import Group
+from pskd.workbench.study.cells import Study, StudyFile
+from pskd.workbench.tasks.base import Shown
 
 MODELS, SEEDS, EPOCHS, TEST, TRAIN, CLASSES = 8, 5, 300, 10_000, 5_000, 100
 

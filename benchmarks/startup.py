@@ -34,7 +34,8 @@ def first(*words, **options):
     say(*words, **options)
     builtins.print = say
 builtins.print = first
-import pskd.cli, pskd.engine.loop, pskd.report.tables, pskd.tasks.classification, torchvision
+import torchvision, pskd.workbench.cli
+import pskd.workbench.train.loop, pskd.workbench.report.tables, pskd.workbench.tasks.classification
 from pskd.__main__ import main
 used, begun = time.process_time(), time.monotonic()
 sys.argv = ["pskd", "train", "digits", "--out", sys.argv[1]]

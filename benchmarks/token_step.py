@@ -15,7 +15,7 @@ from side_by_side import alternate, median
 import pskd
 from pskd.methods.base import IGNORE_INDEX, Method
 from pskd.methods.hard import Hard
-from pskd.models import seq2seq
+from pskd.workbench.models import seq2seq
 
 WORDS, SENTENCES, LENGTH, K = 9521, 128, 16, 16
 LIMITS = {"bank": 5, "snapshot": 40}

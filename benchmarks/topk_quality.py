@@ -16,11 +16,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from pskd.config import resolve
-from pskd.engine.loop import train
 from pskd.metrics.catalogue import METRICS, paper_columns
-from pskd.recipes import read_recipe
-from pskd.study.cells import read_study
+from pskd.workbench.config import resolve
+from pskd.workbench.recipes import read_recipe
+from pskd.workbench.study.cells import read_study
+from pskd.workbench.train.loop import train
 
 STUDY = read_study("studies/cifar100_small")
 

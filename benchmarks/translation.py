@@ -31,17 +31,17 @@ from side_by_side import alternate, median
 from torch import Tensor
 
 from pskd import load
-from pskd.config import Config, resolve
-from pskd.engine.loop import train
 from pskd.methods.base import IGNORE_INDEX
 from pskd.metrics.translation import score_translations
-from pskd.models.seq2seq import translation_limit
-from pskd.recipes import read_recipe
-from pskd.runs.folder import RunFolder
-from pskd.runs.group import Group
-from pskd.tasks.translation.predictor import TranslationPredictor, load_data
-from pskd.tasks.translation.scores import Encoded, translate_split
-from pskd.tasks.translation.task import Translation
+from pskd.workbench.config import Config, resolve
+from pskd.workbench.models.seq2seq import translation_limit
+from pskd.workbench.recipes import read_recipe
+from pskd.workbench.runs.folder import RunFolder
+from pskd.workbench.runs.group import Group
+from pskd.workbench.tasks.translation.predictor import TranslationPredictor, load_data
+from pskd.workbench.tasks.translation.scores import Encoded, translate_split
+from pskd.workbench.tasks.translation.task import Translation
+from pskd.workbench.train.loop import train
 
 K, ALPHA, CHUNKS = 16, 0.5, 5
 GOALS = (

@@ -30,9 +30,13 @@ SECTIONS = {
     "In your own loop": ("pskd", "pskd.schedules", "pskd.errors"),
     "Metrics": ("pskd.metrics",),
     "Confidence put to use": ("pskd.calibration",),
-    "Networks": ("pskd.models",),
+    "Networks": ("pskd.workbench.models",),
     "In your stack": ("pskd.integrations.lightning", "pskd.integrations.transformers", "pskd.integrations.timm"),
-    "For methods and tasks of your own": ("pskd.settings", "pskd.tasks.base", "pskd.tasks.predictor"),
+    "For methods and tasks of your own": (
+        "pskd.settings",
+        "pskd.workbench.tasks.base",
+        "pskd.workbench.tasks.predictor",
+    ),
 }
 
 
@@ -83,7 +87,7 @@ def with_links(page: Path) -> str:
 
 def method_classes() -> dict[str, type]:
     """Our methods by name, those of the paper first."""
-    from pskd.registry import methods
+    from pskd.workbench.registry import methods
 
     paper = ["hard", "label_smoothing", "cs_kd", "tf_kd", "ps_kd"]
     return {name: methods.find(name) for name in dict.fromkeys([*paper, *methods.names()])}
@@ -127,7 +131,7 @@ def default(setting: object) -> str:
 
 
 def settings() -> str:
-    from pskd.config import describe
+    from pskd.workbench.config import describe
 
     return "\n".join(["# Every setting", "", "What `pskd train --settings` prints.", "", "```text", *describe(), "```"])
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from pskd.config import resolve
-from pskd.engine.loop import train
-from pskd.recipes import read_recipe
-from pskd.report.page import report
-from pskd.report.tables import comparison
+from pskd.workbench.config import resolve
+from pskd.workbench.recipes import read_recipe
+from pskd.workbench.report.page import report
+from pskd.workbench.report.tables import comparison
+from pskd.workbench.train.loop import train
 
 RUNS = Path("runs/demo")
 # Ten training images per class and no augmentation: few enough that a plain model becomes over-confident.

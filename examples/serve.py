@@ -12,7 +12,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pskd
-from pskd.data.view import decode
+from pskd.workbench.data.view import decode
 
 LIMIT = 20_000_000  # bytes of an image
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from pskd.data import detection
-from pskd.data.detection import Scenes
+from pskd.workbench.data import detection
+from pskd.workbench.data.detection import Scenes
 
 MARGIN = 0.1
 

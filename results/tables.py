@@ -14,11 +14,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pskd.report.figure import Figure
-from pskd.report.maps import maps
-from pskd.report.significance import LEVEL, interval, paired_chance
-from pskd.study.cells import Show
-from pskd.study.results import Collection, Row, method_title
+from pskd.workbench.report.figure import Figure
+from pskd.workbench.report.maps import maps
+from pskd.workbench.report.significance import LEVEL, interval, paired_chance
+from pskd.workbench.study.cells import Show
+from pskd.workbench.study.results import Collection, Row, method_title
 
 Seeds = dict[int, dict[str, str]]  # the lines of one setting, by seed
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from helpers import small
 
-from pskd.engine.loop import train
+from pskd.workbench.train.loop import train
 
 torch.set_num_threads(1)
 

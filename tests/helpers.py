@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pskd.cli import main
-from pskd.config import Config, resolve
-from pskd.engine.loop import train
-from pskd.recipes import read_recipe
+from pskd.workbench.cli import main
+from pskd.workbench.config import Config, resolve
+from pskd.workbench.recipes import read_recipe
+from pskd.workbench.train.loop import train
 
 SMALL = ("data.per_class=20", "model.width=4", "batch_size=32", "epochs=3")
 
@@ -54,7 +54,8 @@ def pskd(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 FORKS = """
 import json, os, sys, tempfile
 import sklearn.datasets
-import pskd.cli, pskd.report.page, pskd.study.worker, pskd.tasks.classification.task
+import pskd.workbench.cli, pskd.workbench.report.page, pskd.workbench.study.worker
+import pskd.workbench.tasks.classification.task
 
 def run(words):
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
@@ -64,7 +65,7 @@ def run(words):
             os.dup2(err.fileno(), 2)
             code, sys.argv = 1, ["pskd", *words]
             try:
-                pskd.cli.main()
+                pskd.workbench.cli.main()
             except SystemExit as stop:
                 code = stop.code or 0
             finally:

@@ -15,12 +15,12 @@ import pytest
 from helpers import SMALL, pskd
 from processes import exit_code, in_child
 
-from pskd.cli import main
-from pskd.runs.folder import RunFolder
+from pskd.workbench.cli import main
+from pskd.workbench.runs.folder import RunFolder
 
 
 def test_help_loads_no_torch() -> None:
-    code = "import sys; sys.argv=['pskd', '--help']\nfrom pskd.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+    code = "import sys; sys.argv=['', '--help']\nfrom pskd.__main__ import main\ntry: main()\nexcept SystemExit: pass\n"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}assert 'torch' not in sys.modules"], capture_output=True, text=True, check=True
     )
@@ -235,7 +235,7 @@ def test_a_full_disk_under_a_report_is_not_a_matter_of_resuming(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "report.html")
 
-    monkeypatch.setattr("pskd.report.page.write_named", full)
+    monkeypatch.setattr("pskd.workbench.report.page.write_named", full)
     code, _, err = pskd(capfd, "report", "run")
     assert (code, err) == (2, "pskd: report report.html: the disk is full; free some space, then run it again\n")
 

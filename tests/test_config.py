@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pskd.config import OptimConfig, differences, how, places, resolve, validated
 from pskd.errors import PskdError
-from pskd.recipes import read_recipe
+from pskd.workbench.config import OptimConfig, differences, how, places, resolve, validated
+from pskd.workbench.recipes import read_recipe
 
 RECIPE = {"about": "x", "method": "ps_kd", "methods": {"ps_kd": {"alpha": 0.7}}, "epochs": 7, "optim": {"lr": 0.5}}
 

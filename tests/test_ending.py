@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pskd.cli import ending
 from pskd.errors import PskdError
+from pskd.workbench.cli import ending
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +120,7 @@ def test_ctrl_c_while_modules_are_loaded(after: float, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variables", [{"RANK": "1"}, {"RANK": "x"}, {"RANK": "0", "WORLD_SIZE": "2"}])
 def test_variables_of_torchrun_without_torchrun(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from pskd.runs.group import own_rank
+    from pskd.workbench.runs.group import own_rank
 
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)

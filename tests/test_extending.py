@@ -101,7 +101,7 @@ def test_names_that_cannot_be_imported_are_explained(empty: Path, capfd: pytest.
         ("model=half_thing:tiny_net", "model=half_thing:tiny_net is not a callable"),
         ("data=half_thing:load", "data=half_thing:load must return an ImageData or a dictionary .* got int"),
         ("method=half_thing:load", "method=half_thing:load is not a subclass of pskd.Method"),
-        ("task=half_thing:load", "task=half_thing:load is not a subclass of pskd.tasks.base.Task"),
+        ("task=half_thing:load", "task=half_thing:load is not a subclass of pskd.workbench.tasks.base.Task"),
     ):
         code, _, err = pskd(capfd, "train", "digits", word, "epochs=1", "--out", "run")
         assert code == 2, word
@@ -138,8 +138,8 @@ def test_an_installed_package_gives_short_names(tmp_path: Path, monkeypatch: pyt
         "[pskd.methods]\nquiet = short_names:Quiet\n[pskd.models]\nflat_net = short_names:flat_net\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    from pskd import registry
-    from pskd.config import resolve, validated
+    from pskd.workbench import registry
+    from pskd.workbench.config import resolve, validated
 
     assert "quiet" in registry.methods.names()
     config = resolve({}, ["method=quiet", "model=flat_net"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from public_names import stubs
+
 CORE = (
     "pskd.PSKD, pskd.CSKD, pskd.TFKD, pskd.Hard, pskd.LabelSmoothing, pskd.Method, pskd.Loss, pskd.SameClassPartners,"
     " pskd.Memory, pskd.PredictionBank, pskd.Snapshot, pskd.Indexed, pskd.soft_cross_entropy, pskd.schedules"
@@ -36,7 +38,12 @@ def test_the_whole_core_adds_only_its_own_modules_to_torch() -> None:
 def test_all_public_names_are_there() -> None:
     import pskd
 
-    assert set(pskd.__all__) <= set(dir(pskd))
+    assert set(dir(pskd)) == {"__version__", *pskd.__all__}
     for name in pskd.__all__:
         assert getattr(pskd, name) is not None
     assert not hasattr(pskd, "no_such_name")
+
+
+def test_editors_and_type_checkers_see_them_too() -> None:
+    for path, text in stubs().items():
+        assert path.read_text() == text, "run python tests/public_names.py"

@@ -10,9 +10,9 @@ from helpers import pskd
 from pages import commands
 from PIL import Image
 
-from pskd.config import resolve
-from pskd.recipes import read_recipe
-from pskd.tasks.classification import Classification
+from pskd.workbench.config import resolve
+from pskd.workbench.recipes import read_recipe
+from pskd.workbench.tasks.classification import Classification
 
 COMMANDS = [words for page in ("docs/own-data.md", "docs/fine-tuning.md") for words in commands(page)]
 SMALL = ["data.image_size=16", "epochs=1", "batch_size=8", "data.workers=0"]

@@ -16,11 +16,11 @@ from helpers import SMALL, pskd
 from pages import PAGES, ROOT, blocks, commands, texts
 from PIL import Image
 
-from pskd import recipes, registry
-from pskd.cli import app
-from pskd.config import resolve
-from pskd.study.cells import expand, read_study
-from pskd.study.ranges import parse
+from pskd.workbench import recipes, registry
+from pskd.workbench.cli import app
+from pskd.workbench.config import resolve
+from pskd.workbench.study.cells import expand, read_study
+from pskd.workbench.study.ranges import parse
 
 # Who runs the blocks of a page.
 RUN_BY = {

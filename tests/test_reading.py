@@ -13,13 +13,13 @@ import torch
 from processes import exit_code, in_child
 from torch import nn
 
-from pskd import space
-from pskd.config.yaml_file import MOST_NODES, parsed_yaml
 from pskd.errors import PskdError, blamed, folded
-from pskd.models import create
-from pskd.models.modest import built
-from pskd.reading import open_file, read_json, read_npz, read_text
-from pskd.space import check_fits, free_bytes, shown
+from pskd.workbench import space
+from pskd.workbench.config.yaml_file import MOST_NODES, parsed_yaml
+from pskd.workbench.models import create
+from pskd.workbench.models.modest import built
+from pskd.workbench.reading import open_file, read_json, read_npz, read_text
+from pskd.workbench.space import check_fits, free_bytes, shown
 
 
 def test_only_ordinary_files_are_opened(tmp_path: Path) -> None:
@@ -150,14 +150,14 @@ def test_a_large_model_is_counted_before_it_is_made(without_memory: bool, monkey
             torch.ones(1).item()  # as some libraries do; there is no number on a device without memory
         return nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(6)))
 
-    monkeypatch.setattr("pskd.models.modest.free_bytes", lambda: 2e9)
+    monkeypatch.setattr("pskd.workbench.models.modest.free_bytes", lambda: 2e9)
     torch.manual_seed(0)
     plain = layers()
     torch.manual_seed(0)
     large = built(layers)
     assert begun == ["cpu", "cpu", "meta", "cpu"]
     assert all(torch.equal(one, other) for one, other in zip(plain.parameters(), large.parameters(), strict=True))
-    monkeypatch.setattr("pskd.models.modest.free_bytes", lambda: 1e9)
+    monkeypatch.setattr("pskd.workbench.models.modest.free_bytes", lambda: 1e9)
     needed = 1.2 if without_memory else 1.0  # all six, or those up to the one that is too much
     with pytest.raises(PskdError, match=rf"needs at least {needed} GB of memory and there are 1\.0 GB"):
         built(layers)

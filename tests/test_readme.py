@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import pskd
-from pskd.cli import main
+from pskd.workbench.cli import main
 
 
 def test_it_is_short() -> None:

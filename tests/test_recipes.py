@@ -8,13 +8,13 @@ import pytest
 import torch
 from PIL import Image
 
-from pskd import recipes
-from pskd.config import Config, resolve
-from pskd.data import published
-from pskd.models import seq2seq
-from pskd.registry import methods
-from pskd.tasks.classification.predictor import load_data
-from pskd.tasks.classification.start import resumed_classifier
+from pskd.workbench import recipes
+from pskd.workbench.config import Config, resolve
+from pskd.workbench.data import published
+from pskd.workbench.models import seq2seq
+from pskd.workbench.registry import methods
+from pskd.workbench.tasks.classification.predictor import load_data
+from pskd.workbench.tasks.classification.start import resumed_classifier
 
 TASK = {name: recipes.read_recipe(name).get("task", "classification") for name in recipes.names()}
 # A detector learns from hard labels, a translator by what takes its logits in parts; classifiers take every method.

@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 
 from fuzzing.case import TINY, TINY_SCENES, Case, Templates
 from fuzzing.values import JSON_VALUES, changed_tree, damaged
-from pskd.runs.files import checksum
+from pskd.workbench.runs.files import checksum
 
 NAMES = ["run", "run", "run", "$\\frac{$", "a\nb", "\udcff\udcfe", "<b>", "-x", "x" * 200, "a b", "%s{0}"]
 DEEP = "[" * 100_000

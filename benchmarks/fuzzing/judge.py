@@ -82,7 +82,7 @@ def _fork(case: Case, here: Path, stderr: int) -> int:
             obey_permissions()
         sys.argv, sys.executable = ["pskd", *case.words], "/bin/true"  # workers of a study leave at once
         sys.addaudithook(_watch(here, case.walled))
-        from pskd.cli import main
+        from pskd.workbench.cli import main
 
         main()
     except SystemExit as stop:

@@ -11,8 +11,8 @@ import yaml
 
 from fuzzing.case import TINY, TINY_SCENES, TINY_TEXT, Case, Templates
 from fuzzing.values import NUMBERS, WORDS, changed_tree, word
-from pskd.config import describe
-from pskd.recipes import names, read_recipe, study_names
+from pskd.workbench.config import describe
+from pskd.workbench.recipes import names, read_recipe, study_names
 
 RECIPES = {"digits": TINY, "translation/numbers": TINY_TEXT, "detection/digits": TINY_SCENES}
 OPTIONS = [f"model.{name}" for name in ("width", "depth", "blocks", "growth", "layers", "heads", "dropout", "inner")]

@@ -11,7 +11,7 @@ def main() -> NoReturn:
         signal.signal(signal.SIGINT, _stop)  # while modules are loaded, nothing has begun that would need an end
     _open_standard_streams()
     try:
-        from pskd.cli import main as command
+        from pskd.workbench.cli import main as command
     except ModuleNotFoundError as error:
         from pskd.errors import installed_by
 

@@ -21,6 +21,8 @@ from pskd.linear_head import Output, Part
 from pskd.targets import IGNORE_INDEX, REDUCTIONS, Past, Reduction, Target, Targets, soften
 from pskd.tensors import to_device
 
+__all__ = ["soft_cross_entropy"]
+
 NO_GRADIENT = "logits have no gradient: call the method in training only, so that no record is overwritten"
 
 

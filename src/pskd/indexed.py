@@ -15,6 +15,8 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, Te
 
 from pskd.errors import PskdError
 
+__all__ = ["Indexed"]
+
 _TABLE_ROWS = 1000  # that are looked at together
 
 

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from pskd.errors import PskdError
 
+__all__ = ["LinearHead"]
+
 _PART_NUMEL = 2**21  # logits of one part: few enough to stay near the processor, enough rows to fill its units
 
 

@@ -1,4 +1,5 @@
-"""How things get names that everybody can use, and add to. `pskd.registry` has all of them, here are the core's own.
+"""How things get names that everybody can use, and add to. The registry of methods is here, the others are
+in `pskd.workbench.registry`.
 
 A thing is registered by a decorator in its own file (`@methods.register("ps_kd")`). A name may also come from an
 installed package, by an entry point of a group such as `pskd.methods`, or be code of the user's own,

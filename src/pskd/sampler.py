@@ -12,6 +12,8 @@ from pskd.errors import PskdError
 from pskd.plan import epoch_plan, step_edges
 from pskd.settings import Count, check_arguments
 
+__all__ = ["EpochSampler"]
+
 
 class EpochSampler(Sampler[list[int]]):
     """Batches of sample indices in which a bank's rows never travel: ``DataLoader(data, batch_sampler=...)``.

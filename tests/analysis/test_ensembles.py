@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pskd.analysis.ensembles import ensemble, read
 from pskd.errors import PskdError
-from pskd.report.tables import comparison
+from pskd.workbench.analysis.ensembles import ensemble, read
+from pskd.workbench.report.tables import comparison
 
 
 def run(folder: Path, seed: int, *, classes: str = "abc", fingerprint: str = "x") -> Path:

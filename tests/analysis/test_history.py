@@ -18,17 +18,17 @@ from helpers import small
 from processes import in_child
 from torch import Tensor
 
-from pskd.analysis import hard
-from pskd.analysis import history as module
-from pskd.analysis.hard import rescaling
-from pskd.analysis.history import HELD, History, only_rescaled
-from pskd.engine.loop import Interrupted, train
 from pskd.errors import PskdError
-from pskd.runs.group import Group
-from pskd.runs.history import HEADER, Epochs, block_size, read
-from pskd.study.results import Row, collect
 from pskd.targets import Past
-from pskd.tasks.base import Shown
+from pskd.workbench.analysis import hard
+from pskd.workbench.analysis import history as module
+from pskd.workbench.analysis.hard import rescaling
+from pskd.workbench.analysis.history import HELD, History, only_rescaled
+from pskd.workbench.runs.group import Group
+from pskd.workbench.runs.history import HEADER, Epochs, block_size, read
+from pskd.workbench.study.results import Row, collect
+from pskd.workbench.tasks.base import Shown
+from pskd.workbench.train.loop import Interrupted, train
 
 HERE = torch.device("cpu")
 

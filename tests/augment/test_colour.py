@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional as tv
 
-from pskd.augment import colour
+from pskd.workbench.augment import colour
 
 
 @pytest.fixture(autouse=True)

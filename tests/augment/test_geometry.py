@@ -5,7 +5,7 @@ import torch
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms import functional as tv
 
-from pskd.augment import geometry
+from pskd.workbench.augment import geometry
 
 
 @pytest.fixture(autouse=True)

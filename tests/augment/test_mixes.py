@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pskd.augment.cutmix import cutmix
-from pskd.augment.cutout import cutout
-from pskd.augment.mixing import half, symmetric_beta, whole_batch
-from pskd.augment.mixup import mixup
 from pskd.errors import PskdError
 from pskd.random import shuffled
+from pskd.workbench.augment.cutmix import cutmix
+from pskd.workbench.augment.cutout import cutout
+from pskd.workbench.augment.mixing import half, symmetric_beta, whole_batch
+from pskd.workbench.augment.mixup import mixup
 
 draw = {"seed": 3, "epoch": 7}
 B = 20_000

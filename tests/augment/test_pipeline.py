@@ -5,12 +5,12 @@ import pytest
 import torch
 from PIL import Image
 
-from pskd.augment import Augment
-from pskd.augment.geometry import ATTEMPTS, random_boxes
-from pskd.data import View
-from pskd.data.pictures import FromSource
 from pskd.errors import PskdError
 from pskd.random import uniform
+from pskd.workbench.augment import Augment
+from pskd.workbench.augment.geometry import ATTEMPTS, random_boxes
+from pskd.workbench.data import View
+from pskd.workbench.data.pictures import FromSource
 
 RGB = View(3, (32, 32), None, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 RAW = View(3, (32, 32), None, (0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))  # normalising changes nothing

@@ -3,9 +3,9 @@ from __future__ import annotations
 import torch
 from torchvision.transforms import v2
 
-from pskd.augment.erasing import erase
-from pskd.augment.mix import Mix
-from pskd.augment.trivial import BINS, SIGNED, UNSIGNED, draw
+from pskd.workbench.augment.erasing import erase
+from pskd.workbench.augment.mix import Mix
+from pskd.workbench.augment.trivial import BINS, SIGNED, UNSIGNED, draw
 
 
 def photos(count: int, size: int = 32) -> torch.Tensor:

@@ -14,13 +14,13 @@ import pytest
 import torch
 from PIL import Image
 
-from pskd.augment import Augment
-from pskd.config import identity, validated
-from pskd.data import ImageData, InMemory, OnDisk, View, caching, store
-from pskd.data.caching import Caching
-from pskd.data.prepared import Kind, Prepared
 from pskd.errors import PskdError
-from pskd.tasks.classification.settings import DataConfig
+from pskd.workbench.augment import Augment
+from pskd.workbench.config import identity, validated
+from pskd.workbench.data import ImageData, InMemory, OnDisk, View, caching, store
+from pskd.workbench.data.caching import Caching
+from pskd.workbench.data.prepared import Kind, Prepared
+from pskd.workbench.tasks.classification.settings import DataConfig
 
 VIEW = View(3, (28, 28), 32, (0.5, 0.4, 0.3), (0.2, 0.2, 0.3))
 CROPS = Augment(VIEW, crop="resized", jitter=0.2)

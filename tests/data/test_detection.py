@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from pskd.augment.boxes import BoxAugment, Resize, scaled
-from pskd.data import detection
-from pskd.data.detection import DetectionData, Scenes
-from pskd.data.detection.digits import CANVAS, digit_scenes
-from pskd.data.digits import load_digits
 from pskd.errors import PskdError
+from pskd.workbench.augment.boxes import BoxAugment, Resize, scaled
+from pskd.workbench.data import detection
+from pskd.workbench.data.detection import DetectionData, Scenes
+from pskd.workbench.data.detection.digits import CANVAS, digit_scenes
+from pskd.workbench.data.digits import load_digits
 
 Item = tuple[str, tuple[float, float, float, float], int]
 CAT: Item = ("cat", (11, 6, 30, 25), 0)  # as VOC writes it: the pixels 11 to 30 and 6 to 25, counted from 1

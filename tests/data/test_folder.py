@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from processes import exit_code, in_child, obey_permissions
 
-from pskd import data
-from pskd.data import OnDisk
 from pskd.errors import PskdError
+from pskd.workbench import data
+from pskd.workbench.data import OnDisk
 
 
 def fill(folder: Path, *files: str) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from pskd import data
 from pskd.errors import PskdError
+from pskd.workbench import data
 
 datasets = pytest.importorskip("datasets")
 

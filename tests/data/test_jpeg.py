@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from pskd.data import jpeg
-from pskd.data.folder import photo_view
-from pskd.data.pictures import FromSource, Resizing, as_array, as_image
-from pskd.data.view import decode
 from pskd.errors import PskdError
+from pskd.workbench.data import jpeg
+from pskd.workbench.data.folder import photo_view
+from pskd.workbench.data.pictures import FromSource, Resizing, as_array, as_image
+from pskd.workbench.data.view import decode
 
 pytest.importorskip("simplejpeg")
 KINDS: list[dict[str, Any]] = [

@@ -17,10 +17,10 @@ import torch
 from processes import exit_code, in_child
 from torchvision.datasets import FashionMNIST
 
-from pskd import data
-from pskd.data import ImageData, InMemory
-from pskd.data.subsets import mislabelled
 from pskd.errors import PskdError
+from pskd.workbench import data
+from pskd.workbench.data import ImageData, InMemory
+from pskd.workbench.data.subsets import mislabelled
 
 
 def rows(split: InMemory) -> set[tuple[int, bytes]]:

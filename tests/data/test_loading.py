@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from pskd.augment import Augment
-from pskd.data import OnDisk, View
-from pskd.data.items import Items
 from pskd.errors import PskdError
+from pskd.workbench.augment import Augment
+from pskd.workbench.data import OnDisk, View
+from pskd.workbench.data.items import Items
 
 VIEW = View(3, (12, 12), None, (0.5, 0.4, 0.3), (0.2, 0.2, 0.3))
 CROPS = Augment(VIEW, crop="resized", jitter=0.4)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pskd import data
 from pskd.errors import PskdError
+from pskd.workbench import data
 
 
 def arrays(*shape: int) -> dict[str, np.ndarray]:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from pskd.augment import Augment
-from pskd.data import Batch, InMemory, OnDisk, View
 from pskd.errors import PskdError
+from pskd.workbench.augment import Augment
+from pskd.workbench.data import Batch, InMemory, OnDisk, View
 
 VIEW = View(3, (16, 16), None, (0.5, 0.4, 0.3), (0.2, 0.2, 0.3))
 CIFAR = Augment(VIEW, pad=2)
@@ -165,7 +165,7 @@ def test_fingerprint_on_disk_knows_paths_sizes_labels_and_order(on_disk: OnDisk,
 LOOP = """
 import signal, sys, torch
 from pathlib import Path
-from pskd.data import OnDisk, View
+from pskd.workbench.data import OnDisk, View
 
 got = []
 for number in (signal.SIGINT, signal.SIGTERM):

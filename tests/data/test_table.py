@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pskd import data
 from pskd.errors import PskdError
+from pskd.workbench import data
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from pskd.data.text.buckets import Buckets, padding_share
-from pskd.data.text.pairs import TextData
-from pskd.data.text.sources import load
-from pskd.data.text.tokenizer import END, PAD, Tokenizer
 from pskd.errors import PskdError
+from pskd.workbench.data.text.buckets import Buckets, padding_share
+from pskd.workbench.data.text.pairs import TextData
+from pskd.workbench.data.text.sources import load
+from pskd.workbench.data.text.tokenizer import END, PAD, Tokenizer
 
 GERMAN = ["Ein Hund läuft.", "Zwei Katzen schlafen.", "Drei Vögel fliegen hoch."]
 ENGLISH = ["A dog runs.", "Two cats sleep.", "Three birds fly high."]

@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from pskd.data import View
-from pskd.data.pictures import FromSource
-from pskd.data.view import shorter_side
 from pskd.errors import PskdError
+from pskd.workbench.data import View
+from pskd.workbench.data.pictures import FromSource
+from pskd.workbench.data.view import shorter_side
 
 PHOTO = View(3, (224, 224), 256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SMALL = View(3, (32, 32), None, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))

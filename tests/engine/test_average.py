@@ -9,12 +9,12 @@ import torch
 from helpers import metrics_of, small
 from torch import nn
 
-from pskd.config.base import TrainConfig
-from pskd.engine import build
-from pskd.engine.loop import train
 from pskd.errors import PskdError
-from pskd.runs.group import Group
-from pskd.tasks.classification import Classification
+from pskd.workbench.config.base import TrainConfig
+from pskd.workbench.runs.group import Group
+from pskd.workbench.tasks.classification import Classification
+from pskd.workbench.train import build
+from pskd.workbench.train.loop import train
 
 
 def test_the_mean_moves_as_it_is_written() -> None:

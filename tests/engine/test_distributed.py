@@ -18,10 +18,10 @@ from torch import nn
 from pskd.errors import PskdError
 from pskd.methods.hard import Hard
 from pskd.plan import epoch_plan
-from pskd.runs import checkpoint
-from pskd.runs.checkpoint import Checkpoints
-from pskd.runs.group import Group, lost_processes
-from pskd.tasks.classification import Classification
+from pskd.workbench.runs import checkpoint
+from pskd.workbench.runs.checkpoint import Checkpoints
+from pskd.workbench.runs.group import Group, lost_processes
+from pskd.workbench.tasks.classification import Classification
 
 
 def run_on_two(out: Path, *words: str, restarts: int = 0, cwd: Path | None = None) -> None:
@@ -97,7 +97,7 @@ def test_the_bank_is_one_and_complete(two_processes: Path) -> None:
 
 
 def test_metrics_are_exact(two_processes: Path) -> None:
-    from pskd.use import evaluate
+    from pskd.workbench.use import evaluate
 
     result = json.loads((two_processes / "result.json").read_text())
     assert result["processes"] == 2
@@ -140,7 +140,7 @@ def test_averaged_gradients_are_those_of_the_whole_batch() -> None:
     ],
 )
 def test_every_method_with_amp_and_accumulation_on_two_processes(method: str, tmp_path: Path) -> None:
-    from pskd.engine.loop import train
+    from pskd.workbench.train.loop import train
 
     words = [f"method={method.split()[0]}", *method.split()[1:], "train.precision=bf16", "train.accumulate=2"]
     if method == "tf_kd":

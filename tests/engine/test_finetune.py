@@ -12,9 +12,9 @@ from chaos import equal
 from helpers import pskd, small, unfinished
 from safetensors.torch import load_file, save_file
 
-from pskd.engine.loop import train
 from pskd.errors import PskdError
-from pskd.tasks.classification import Classification
+from pskd.workbench.tasks.classification import Classification
+from pskd.workbench.train.loop import train
 
 FIVE = "data.num_classes=5"
 

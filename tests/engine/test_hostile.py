@@ -19,15 +19,15 @@ import torch
 from chaos import tiny
 from helpers import small, unfinished
 
-from pskd.analysis.ensembles import read
-from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.memory.bank import PredictionBank
-from pskd.runs import checkpoint
-from pskd.runs.checkpoint import Checkpoints
-from pskd.runs.files import checksum
-from pskd.runs.folder import RunFolder
-from pskd.use import evaluate
+from pskd.workbench.analysis.ensembles import read
+from pskd.workbench.runs import checkpoint
+from pskd.workbench.runs.checkpoint import Checkpoints
+from pskd.workbench.runs.files import checksum
+from pskd.workbench.runs.folder import RunFolder
+from pskd.workbench.train.loop import train
+from pskd.workbench.use import evaluate
 
 
 class Hostile:

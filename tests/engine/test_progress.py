@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pskd import api
-from pskd.cli import train as cli_train
-from pskd.engine import progress
-from pskd.engine.progress import Progress, said_if_slow
 from pskd.errors import PskdError
+from pskd.workbench import api
+from pskd.workbench.cli import train as cli_train
+from pskd.workbench.train import progress
+from pskd.workbench.train.progress import Progress, said_if_slow
 
 
 def first_line(capsys: pytest.CaptureFixture[str]) -> str:

@@ -18,10 +18,10 @@ from chaos import Storm, equal, tiny
 from helpers import SMALL, metrics_of
 from processes import exit_code, in_child, in_children, obey_permissions
 
-from pskd.cli import main
-from pskd.engine.loop import train
 from pskd.errors import PskdError
-from pskd.runs.checkpoint import Checkpoints, load, shards
+from pskd.workbench.cli import main
+from pskd.workbench.runs.checkpoint import Checkpoints, load, shards
+from pskd.workbench.train.loop import train
 
 KINDS = {
     "bank": (1, 1, ()),

@@ -15,14 +15,14 @@ from helpers import metrics_of, pskd, small
 from safetensors.torch import load_file
 from torch import nn
 
-from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.methods.base import Loss, Method
 from pskd.metrics import functional
-from pskd.tasks.base import Shown
-from pskd.tasks.classification import Classification, Prediction
-from pskd.tasks.classification.task import TrainingBatch
-from pskd.use import evaluate, predict
+from pskd.workbench.tasks.base import Shown
+from pskd.workbench.tasks.classification import Classification, Prediction
+from pskd.workbench.tasks.classification.task import TrainingBatch
+from pskd.workbench.train.loop import train
+from pskd.workbench.use import evaluate, predict
 
 METRICS = ("top1_error", "top5_error", "nll", "ece", "aurc", "e_aurc")
 

@@ -16,13 +16,13 @@ from chaos import equal, tiny
 from helpers import SMALL, metrics_of, pskd, small, unfinished
 from processes import exit_code, in_child, obey_permissions
 
-from pskd.engine import build
-from pskd.engine.loop import train
 from pskd.errors import PskdError
-from pskd.runs import checkpoint
-from pskd.runs.files import checksum
-from pskd.runs.folder import RunFolder
-from pskd.use import evaluate
+from pskd.workbench.runs import checkpoint
+from pskd.workbench.runs.files import checksum
+from pskd.workbench.runs.folder import RunFolder
+from pskd.workbench.train import build
+from pskd.workbench.train.loop import train
+from pskd.workbench.use import evaluate
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import pskd
-from pskd.config.methods import TrainingInfo, make_method, method_settings
 from pskd.errors import PskdError
 from pskd.linear_head import Output
 from pskd.memory import PredictionBank, Snapshot
@@ -21,6 +20,7 @@ from pskd.methods import CSKD, PSKD, TFKD, Hard, LabelSmoothing, Loss, Method
 from pskd.names import methods
 from pskd.settings import Count, NotNegative, Place, Positive, Range, Share
 from pskd.targets import Targets
+from pskd.workbench.config.methods import TrainingInfo, make_method, method_settings
 
 TRAINING = TrainingInfo(
     epochs=3, num_classes=5, num_samples=12, steps_per_epoch=4, model=nn.Linear(3, 5), fingerprint="abc", path=None

@@ -11,10 +11,10 @@ import torch
 from helpers import metrics_of, small
 from torch import Tensor, nn
 
-from pskd.config.methods import TrainingInfo, make_method, method_settings
-from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.methods import Method
+from pskd.workbench.config.methods import TrainingInfo, make_method, method_settings
+from pskd.workbench.train.loop import train
 
 NEW = ["crl", "disturb_label", "elr", "focal", "maxsup", "mean_teacher", "ols", "sat", "temporal_ensembling", "zipf_ls"]
 N, K = 12, 5

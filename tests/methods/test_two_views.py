@@ -6,9 +6,9 @@ import torch
 from helpers import small, value_and_gradient
 from torch import Tensor
 
-from pskd import tasks
 from pskd.methods import DDGSD
-from pskd.runs.group import Group
+from pskd.workbench import tasks
+from pskd.workbench.runs.group import Group
 
 
 def test_neither_view_is_preferred(logits: Tensor, labels: Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pskd.metrics.catalogue import FACTORS, METRICS, Metric, metrics_of, paper_columns, primary
-from pskd.report.tables import comparison, result_lines
+from pskd.workbench.report.tables import comparison, result_lines
 
 OWN = {"iou{x}": 0.5, "seed": 3, "epoch": 9, "name": "x", "flag": True, "top1_error": 20.0, "brier": 0.25}
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from pskd.models.base import add_zero_padded
+from pskd.workbench.models.base import add_zero_padded
 
 
 @pytest.mark.parametrize("channels", [2, 5])

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from pskd import models
 from pskd.errors import PskdError
+from pskd.workbench import models
 
 
 def parameters(name: str, num_classes: int, **options: object) -> int:
@@ -113,7 +113,7 @@ def test_timm_by_prefix() -> None:
 
 
 def test_models_import_torch_only() -> None:
-    probe = "import sys, pskd.models; print({'torchvision', 'timm', 'torchmetrics'} & set(sys.modules))"
+    probe = "import sys, pskd.workbench.models; print({'torchvision', 'timm', 'torchmetrics'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", probe], text=True).strip() == "set()"
 
 

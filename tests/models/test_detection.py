@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from pskd import models
 from pskd.errors import PskdError
-from pskd.models.detection import Detector, faster_rcnn, transferred, trunk_of
+from pskd.workbench import models
+from pskd.workbench.models.detection import Detector, faster_rcnn, transferred, trunk_of
 
 SMALL = {
     "resnet8": {"width": 4},

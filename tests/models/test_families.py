@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pskd import models
-from pskd.models import StagedNet
+from pskd.workbench import models
+from pskd.workbench.models import StagedNet
 
 SMALL = {
     "resnet8": {"width": 8},

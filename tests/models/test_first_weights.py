@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from pskd import models
 from pskd.errors import PskdError
-from pskd.models.first_weights import head_of, put, trained_on, with_channels
+from pskd.workbench import models
+from pskd.workbench.models.first_weights import head_of, put, trained_on, with_channels
 
 SMALLEST = "shufflenet_v2_x0_5"
 

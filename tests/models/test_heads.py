@@ -10,10 +10,10 @@ from helpers import small
 from safetensors import safe_open
 from torch import nn
 
-from pskd import models
-from pskd.engine.loop import train
 from pskd.errors import PskdError
-from pskd.models.heads import HeadedNet, HeadedOutput, deployed
+from pskd.workbench import models
+from pskd.workbench.models.heads import HeadedNet, HeadedOutput, deployed
+from pskd.workbench.train.loop import train
 
 
 @pytest.mark.parametrize(("name", "options"), [("resnet8", {"width": 4}), ("preact_resnet18", {"width": 4})])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pskd import models
-from pskd.models import StagedNet
+from pskd.workbench import models
+from pskd.workbench.models import StagedNet
 
 # Small members whose every kind of layer is there; the start of a layer depends on its own shape alone.
 SMALL = {

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pskd import models
 from pskd.errors import PskdError
-from pskd.models.preact_resnet import PreActBlock
+from pskd.workbench import models
+from pskd.workbench.models.preact_resnet import PreActBlock
 
 
 def literal(block: PreActBlock, x: Tensor, shortcut: str) -> Tensor:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from pskd import models
-from pskd.models.shakedrop import ShakeDrop
+from pskd.workbench import models
+from pskd.workbench.models.shakedrop import ShakeDrop
 
 
 @cache

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pskd.data.text.tokenizer import END, PAD
 from pskd.errors import PskdError
 from pskd.linear_head import LinearHead
-from pskd.models import seq2seq
+from pskd.workbench.data.text.tokenizer import END, PAD
+from pskd.workbench.models import seq2seq
 
 TINY = {"layers": 1, "width": 16, "heads": 2, "inner": 16}
 SOURCE = torch.tensor([[3, 4, 3, END], [4, END, PAD, PAD], [3, 3, END, PAD]])

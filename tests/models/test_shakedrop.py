@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pskd import models
-from pskd.models.shakedrop import ShakeDrop
+from pskd.workbench import models
+from pskd.workbench.models.shakedrop import ShakeDrop
 
 OPEN = 0.7
 DRAWS, BATCH = 3000, 8

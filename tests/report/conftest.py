@@ -12,8 +12,8 @@ import pytest
 from browser import Browser, program
 from helpers import SMALL, small
 
-from pskd.engine.loop import train
-from pskd.study.cells import Study, StudyFile
+from pskd.workbench.study.cells import Study, StudyFile
+from pskd.workbench.train.loop import train
 
 NASTY = '<script>alert("x")</script> & "CE"'  # a label that would be a program, were it not shown as text
 AXES: dict[str, Any] = {

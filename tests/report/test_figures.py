@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure as Canvas
 
-from pskd.report.figure import Figure, Palette
-from pskd.report.figures import figures, reliability
-from pskd.report.training import curves
-from pskd.study.results import Collection, Row, Scores
+from pskd.workbench.report.figure import Figure, Palette
+from pskd.workbench.report.figures import figures, reliability
+from pskd.workbench.report.training import curves
+from pskd.workbench.study.results import Collection, Row, Scores
 
 
 def row(name: str, *records: dict[str, Any]) -> Row:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from pskd.report.finding import facts, findings
-from pskd.report.summary import compare
-from pskd.study.results import Collection, Row
+from pskd.workbench.report.finding import facts, findings
+from pskd.workbench.report.summary import compare
+from pskd.workbench.study.results import Collection, Row
 
 PLAIN = {"top1_error": [70.0, 69.0, 68.0], "ece": [7.0, 7.2, 7.4], "aurc": [600.0, 605.0, 610.0], "brier": [0.5] * 3}
 TAUGHT = {"top1_error": [71.0, 72.5, 69.0], "ece": [5.2, 5.3, 5.5], "aurc": [621.0, 626.5, 631.0], "brier": [0.5] * 3}

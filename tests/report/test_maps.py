@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pskd.report.maps import maps
-from pskd.report.significance import pass_holm
-from pskd.study.cells import Show
-from pskd.study.results import Collection, Row
+from pskd.workbench.report.maps import maps
+from pskd.workbench.report.significance import pass_holm
+from pskd.workbench.study.cells import Show
+from pskd.workbench.study.results import Collection, Row
 
 ERRORS: dict[tuple[str, str, str], list[float]] = {
     ("10", "30", "0.0"): [20.0, 21.0, 22.0, 23.0],

@@ -18,13 +18,13 @@ from browser import Browser
 from helpers import pskd
 
 from pskd.errors import PskdError
-from pskd.report.figure import FORMATS, Figure
-from pskd.report.figures import figures
-from pskd.report.finding import Findings
-from pskd.report.page import Part, Section, report
-from pskd.report.samples import readable, side_by_side
-from pskd.study.cells import Study
-from pskd.study.results import Collection, collect
+from pskd.workbench.report.figure import FORMATS, Figure
+from pskd.workbench.report.figures import figures
+from pskd.workbench.report.finding import Findings
+from pskd.workbench.report.page import Part, Section, report
+from pskd.workbench.report.samples import readable, side_by_side
+from pskd.workbench.study.cells import Study
+from pskd.workbench.study.results import Collection, collect
 
 
 @pytest.fixture(scope="session")

@@ -10,13 +10,13 @@ import torch
 from helpers import small
 
 from pskd.calibration import fit_temperature
-from pskd.engine.loop import train
 from pskd.metrics import functional
-from pskd.report.page import report
-from pskd.report.scaled import after_temperature
-from pskd.runs import predictions
-from pskd.study.cells import Study
-from pskd.study.results import collect
+from pskd.workbench.report.page import report
+from pskd.workbench.report.scaled import after_temperature
+from pskd.workbench.runs import predictions
+from pskd.workbench.study.cells import Study
+from pskd.workbench.study.results import collect
+from pskd.workbench.train.loop import train
 
 
 @pytest.fixture(scope="module")

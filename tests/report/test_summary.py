@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from scipy.stats import t, ttest_rel
 
-from pskd.analysis.ensembles import ensemble
-from pskd.report.significance import paired_chance
-from pskd.report.summary import Entry, by_class, compare
-from pskd.study.cells import Paper, Study
-from pskd.study.results import Collection, Row, collect
+from pskd.workbench.analysis.ensembles import ensemble
+from pskd.workbench.report.significance import paired_chance
+from pskd.workbench.report.summary import Entry, by_class, compare
+from pskd.workbench.study.cells import Paper, Study
+from pskd.workbench.study.results import Collection, Row, collect
 
 
 def row(name: str, errors: list[float], changed: tuple[str, ...] = ()) -> Row:

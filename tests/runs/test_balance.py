@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pskd.plan import Step, Stretch, epoch_plan
-from pskd.runs.balance import balanced, evenly_drawn
+from pskd.workbench.runs.balance import balanced, evenly_drawn
 
 LABELS = torch.tensor([0] * 70 + [1] * 25 + [2] * 5)[torch.randperm(100, generator=torch.Generator().manual_seed(0))]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pskd.errors import PskdError
-from pskd.runs.checkpoint import Checkpoints, load
+from pskd.workbench.runs.checkpoint import Checkpoints, load
 
 
 @pytest.fixture

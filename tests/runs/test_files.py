@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pskd.errors import PskdError, blamed
-from pskd.runs.files import write_atomic, write_named
+from pskd.workbench.runs.files import write_atomic, write_named
 
 
 def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:

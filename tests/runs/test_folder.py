@@ -13,10 +13,10 @@ import pytest
 from helpers import small
 from processes import in_child
 
-from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.memory.bank import PredictionBank
-from pskd.runs.folder import InUse, RunFolder
+from pskd.workbench.runs.folder import InUse, RunFolder
+from pskd.workbench.train.loop import train
 
 
 @pytest.mark.parametrize("file_deleted", [False, True])
@@ -88,7 +88,7 @@ def test_a_refused_claim_leaves_nothing_behind(tmp_path: Path) -> None:
     first = RunFolder(tmp_path / "run")
     first.claim(small(), resume=False)
     program = (
-        "import os, sys; from pathlib import Path; from pskd.runs.folder import InUse, RunFolder\n"
+        "import os, sys; from pathlib import Path; from pskd.workbench.runs.folder import InUse, RunFolder\n"
         "for _ in range(20):\n"
         "    try: RunFolder(Path(sys.argv[1])).claim(None, resume=True)\n"
         "    except (InUse, ValueError): pass\n"

@@ -16,14 +16,14 @@ from processes import exit_code, in_children
 from safetensors.torch import load_file
 from torch import nn
 
-from pskd import models
-from pskd.config import Config, OptimConfig, resolve
-from pskd.engine import build
-from pskd.engine.loop import train
-from pskd.engine.saving import _check_optimizer
 from pskd.errors import PskdError
-from pskd.recipes import read_recipe
-from pskd.runs import sharding
+from pskd.workbench import models
+from pskd.workbench.config import Config, OptimConfig, resolve
+from pskd.workbench.recipes import read_recipe
+from pskd.workbench.runs import sharding
+from pskd.workbench.train import build
+from pskd.workbench.train.loop import train
+from pskd.workbench.train.saving import _check_optimizer
 
 
 def on_two(work: Callable[[], object]) -> None:

@@ -19,12 +19,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fuzzing.case import TINY_SCENES
-from pskd.engine import build
-from pskd.engine.loop import train
 from pskd.errors import PskdError
-from pskd.models import create
-from pskd.runs.folder import RunFolder
-from pskd.runs.trust import plain_options
+from pskd.workbench.models import create
+from pskd.workbench.runs.folder import RunFolder
+from pskd.workbench.runs.trust import plain_options
+from pskd.workbench.train import build
+from pskd.workbench.train.loop import train
 
 CODE = "evil:thing"
 

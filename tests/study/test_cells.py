@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pskd import recipes
 from pskd.errors import PskdError
-from pskd.study.cells import Cell, Study, StudyFile, expand, read_study
+from pskd.workbench import recipes
+from pskd.workbench.study.cells import Cell, Study, StudyFile, expand, read_study
 
 FILE = {
     "about": "",

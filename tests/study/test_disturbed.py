@@ -20,13 +20,13 @@ from helpers import SMALL, small
 from processes import exit_code, in_child, obey_permissions
 from sqlalchemy.exc import OperationalError
 
-from pskd.engine.loop import train
 from pskd.errors import PskdError
-from pskd.study import queue as queues
-from pskd.study import storage
-from pskd.study.cells import Study, StudyFile
-from pskd.study.queue import Queue, State
-from pskd.study.worker import Worker
+from pskd.workbench.study import queue as queues
+from pskd.workbench.study import storage
+from pskd.workbench.study.cells import Study, StudyFile
+from pskd.workbench.study.queue import Queue, State
+from pskd.workbench.study.worker import Worker
+from pskd.workbench.train.loop import train
 
 SETTINGS: dict[str, Any] = {word.partition("=")[0]: float(word.partition("=")[2]) for word in SMALL}
 SETTINGS = {key: int(value) for key, value in SETTINGS.items()} | {"eval.every": 100}

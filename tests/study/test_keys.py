@@ -13,12 +13,12 @@ from helpers import small
 from processes import in_child
 from pydantic import create_model
 
-from pskd.config import Config
-from pskd.config.base import TrainConfig
-from pskd.runs.folder import RunFolder
-from pskd.study.cells import Study, StudyFile, expand
-from pskd.study.keys import key_of
-from pskd.study.queue import Queue, State
+from pskd.workbench.config import Config
+from pskd.workbench.config.base import TrainConfig
+from pskd.workbench.runs.folder import RunFolder
+from pskd.workbench.study.cells import Study, StudyFile, expand
+from pskd.workbench.study.keys import key_of
+from pskd.workbench.study.queue import Queue, State
 
 AXES: dict[str, Any] = {
     "method": {

@@ -14,12 +14,12 @@ from helpers import SMALL
 from optuna.trial import TrialState
 from processes import exit_code, in_child
 
-from pskd.engine import loop
-from pskd.engine.loop import train
 from pskd.errors import PskdError
-from pskd.study.cells import Study, StudyFile
-from pskd.study.queue import CellReturned, Queue, Standing, State, time_left
-from pskd.study.worker import Worker, progress_line, status_lines
+from pskd.workbench.study.cells import Study, StudyFile
+from pskd.workbench.study.queue import CellReturned, Queue, Standing, State, time_left
+from pskd.workbench.study.worker import Worker, progress_line, status_lines
+from pskd.workbench.train import loop
+from pskd.workbench.train.loop import train
 
 TEACHER = {"method": "tf_kd", "method.teacher": {"cell": {"method": "hard"}}}
 SETTINGS: dict[str, Any] = {

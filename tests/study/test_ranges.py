@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from pskd.errors import PskdError
-from pskd.study.ranges import Range, parse
+from pskd.workbench.study.ranges import Range, parse
 
 
 def test_ranges() -> None:

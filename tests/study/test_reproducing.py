@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import typer.main
 
-from pskd import recipes, tasks
-from pskd.cli import app
-from pskd.config import resolve
-from pskd.registry import methods
-from pskd.report.figures import FRAMES, LINES
-from pskd.report.page import DIAGRAMS
-from pskd.study.cells import Cell, expand, read_study
-from pskd.study.ranges import parse
-from pskd.study.tune import search
+from pskd.workbench import recipes, tasks
+from pskd.workbench.cli import app
+from pskd.workbench.config import resolve
+from pskd.workbench.registry import methods
+from pskd.workbench.report.figures import FRAMES, LINES
+from pskd.workbench.report.page import DIAGRAMS
+from pskd.workbench.study.cells import Cell, expand, read_study
+from pskd.workbench.study.ranges import parse
+from pskd.workbench.study.tune import search
 
 DOC = (Path(__file__).parents[2] / "docs" / "reproducing.md").read_text()
 IN_TABLE = dict(re.findall(r"^\| (.+?) \| `(pskd .+?)` \|$", DOC, re.MULTILINE))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from pskd.study.results import Collection, Row, _in_order
-from pskd.study.same_data import DataOf, alike, gathered
+from pskd.workbench.study.results import Collection, Row, _in_order
+from pskd.workbench.study.same_data import DataOf, alike, gathered
 
 
 def data(

@@ -11,11 +11,11 @@ from helpers import pskd
 from num2words import num2words
 from PIL import Image
 
-from pskd import recipes
-from pskd.report.figures import figures
-from pskd.report.samples import side_by_side
-from pskd.study.cells import Study
-from pskd.study.results import collect
+from pskd.workbench import recipes
+from pskd.workbench.report.figures import figures
+from pskd.workbench.report.samples import side_by_side
+from pskd.workbench.study.cells import Study
+from pskd.workbench.study.results import collect
 
 DIGITS = (
     "data=digits",

@@ -11,12 +11,12 @@ import pytest
 from helpers import SMALL
 
 from pskd.errors import PskdError
-from pskd.runs.folder import RunFolder
-from pskd.study.cells import Study, expand
-from pskd.study.queue import Queue, State
-from pskd.study.ranges import Range
-from pskd.study.results import Collection, Row
-from pskd.study.tune import TOGETHER, candidate_lines, choose, search, tune
+from pskd.workbench.runs.folder import RunFolder
+from pskd.workbench.study.cells import Study, expand
+from pskd.workbench.study.queue import Queue, State
+from pskd.workbench.study.ranges import Range
+from pskd.workbench.study.results import Collection, Row
+from pskd.workbench.study.tune import TOGETHER, candidate_lines, choose, search, tune
 
 
 def test_a_search_holds_out_a_tenth_and_never_shows_the_test_set() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pskd.errors import PskdError
-from pskd.study import worker
-from pskd.study.cells import Study, StudyFile
-from pskd.study.queue import Queue
+from pskd.workbench.study import worker
+from pskd.workbench.study.cells import Study, StudyFile
+from pskd.workbench.study.queue import Queue
 
 
 class IdleCrew:

@@ -10,12 +10,12 @@ import pytest
 import torch
 from helpers import metrics_of, small
 
-from pskd.engine import build
-from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.plan import epoch_plan
-from pskd.runs.group import Group
-from pskd.tasks.classification import Classification
+from pskd.workbench.runs.group import Group
+from pskd.workbench.tasks.classification import Classification
+from pskd.workbench.train import build
+from pskd.workbench.train.loop import train
 
 METHODS = ("hard", "label_smoothing", "cs_kd", "tf_kd", "ps_kd")
 MIXES = ("none", "cutout", "cutmix", "mixup")

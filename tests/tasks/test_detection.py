@@ -18,20 +18,20 @@ from PIL import Image
 from processes import exit_code, in_child, in_children
 from safetensors.torch import load_file
 
-from pskd.augment.boxes import Resize
-from pskd.config import Config, resolve
-from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.metrics.detection import Detections, Objects, voc_average_precision
-from pskd.recipes import read_recipe
-from pskd.report.page import report
-from pskd.report.tables import result_lines
-from pskd.runs.checkpoint import Checkpoints
-from pskd.tasks.detection import Detection
-from pskd.tasks.detection.deployed import DeployedDetector, differences
-from pskd.tasks.detection.drawing import class_colour
-from pskd.tasks.predictor import Predictor
-from pskd.use import calibrate, evaluate, predict
+from pskd.workbench.augment.boxes import Resize
+from pskd.workbench.config import Config, resolve
+from pskd.workbench.recipes import read_recipe
+from pskd.workbench.report.page import report
+from pskd.workbench.report.tables import result_lines
+from pskd.workbench.runs.checkpoint import Checkpoints
+from pskd.workbench.tasks.detection import Detection
+from pskd.workbench.tasks.detection.deployed import DeployedDetector, differences
+from pskd.workbench.tasks.detection.drawing import class_colour
+from pskd.workbench.tasks.predictor import Predictor
+from pskd.workbench.train.loop import train
+from pskd.workbench.use import calibrate, evaluate, predict
 
 TINY = (
     "data.train_images=12",
@@ -258,7 +258,7 @@ def test_a_detector_that_finds_nothing_has_a_result_but_no_calibration(
 
 
 def test_a_hub_folder_is_loaded_and_torch_export_refused(finished: Path, tmp_path: Path) -> None:
-    from pskd.api import export, load
+    from pskd.workbench.api import export, load
 
     export(finished, "hub", tmp_path / "hub")
     image = np.random.default_rng(0).integers(0, 256, (40, 50), dtype=np.uint8)
@@ -277,7 +277,7 @@ def test_onnx_finds_the_same_objects(words: tuple[str, ...], trunk: Path, tmp_pa
     """Also where nothing is found, which is what the second detector does."""
     import onnxruntime
 
-    from pskd.api import export
+    from pskd.workbench.api import export
 
     run, out = tmp_path / "run", tmp_path / "model.onnx"
     train(tiny(trunk, "data.val_images=3", "epochs=1", *words), run)

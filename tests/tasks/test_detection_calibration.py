@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pskd.metrics.detection import Detections, Objects, judged
-from pskd.tasks.detection.calibration import DetectionCalibration
+from pskd.workbench.tasks.detection.calibration import DetectionCalibration
 
 CLASSES = ("calm", "sure", "rare")
 TRUE = np.array([0.5, 3.0])  # temperatures of the first two

@@ -21,18 +21,18 @@ from num2words import num2words
 from processes import in_child
 from safetensors.torch import load_file
 
-from pskd.config import Config, resolve
-from pskd.engine.loop import train
 from pskd.errors import PskdError
 from pskd.methods.hard import Hard
 from pskd.metrics.translation import score_translations
-from pskd.recipes import read_recipe
-from pskd.runs import checkpoint
-from pskd.runs.checkpoint import Checkpoints
-from pskd.runs.group import Group
-from pskd.tasks.predictor import Answer
-from pskd.tasks.translation import Translation
-from pskd.use import evaluate, predict
+from pskd.workbench.config import Config, resolve
+from pskd.workbench.recipes import read_recipe
+from pskd.workbench.runs import checkpoint
+from pskd.workbench.runs.checkpoint import Checkpoints
+from pskd.workbench.runs.group import Group
+from pskd.workbench.tasks.predictor import Answer
+from pskd.workbench.tasks.translation import Translation
+from pskd.workbench.train.loop import train
+from pskd.workbench.use import evaluate, predict
 
 TINY = ("model.layers=1", "model.width=16", "model.heads=2", "model.inner=16", "data.vocabulary=80")
 QUICK = ("epochs=3", "batch_size=256", "eval.every=3", "eval.beam=2")
@@ -280,7 +280,7 @@ def test_transformers_loads_a_hub_folder_and_translates_alike(
     """By the lines of the card, also where a model that has learnt little does not end by itself."""
     from transformers import AutoTokenizer
 
-    from pskd.api import export, load
+    from pskd.workbench.api import export, load
 
     export(finished, "hub", tmp_path / "hub")
     assert not list((tmp_path / "hub").glob("*.bin"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import small
 
-from pskd.engine.loop import train
+from pskd.workbench.train.loop import train
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,11 @@ from PIL import Image
 
 from pskd import load
 from pskd.calibration import conformal_threshold, fit_temperature, prediction_sets, reject_threshold
-from pskd.engine.loop import train
 from pskd.errors import PskdError
-from pskd.runs import predictions
-from pskd.tasks.classification.calibration import ClassCalibration, probabilities
-from pskd.use import Predictor, calibrate
+from pskd.workbench.runs import predictions
+from pskd.workbench.tasks.classification.calibration import ClassCalibration, probabilities
+from pskd.workbench.train.loop import train
+from pskd.workbench.use import Predictor, calibrate
 
 
 def fitted(run: Path) -> ClassCalibration:

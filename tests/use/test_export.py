@@ -14,14 +14,14 @@ from helpers import pskd, small
 from safetensors.torch import load_file, save_file
 
 from pskd import load
-from pskd.api import export
-from pskd.config import resolve
-from pskd.engine.loop import train
 from pskd.errors import PskdError
-from pskd.recipes import read_recipe
-from pskd.report.card import shown
-from pskd.runs import weights
-from pskd.tasks.classification.calibration import Effect
+from pskd.workbench.api import export
+from pskd.workbench.config import resolve
+from pskd.workbench.recipes import read_recipe
+from pskd.workbench.report.card import shown
+from pskd.workbench.runs import weights
+from pskd.workbench.tasks.classification.calibration import Effect
+from pskd.workbench.train.loop import train
 
 NASTY = "<script>alert(1)</script>\n---\n[x](javascript:alert(1)) `a` | ![i](http://evil/i.png) www.evil.com {{7*7}}"
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1), dtype=np.uint8)
@@ -68,7 +68,7 @@ def test_torch_export_gives_equal_answers(trained: Path, tmp_path: Path) -> None
 def test_an_export_that_answers_otherwise_is_not_written(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pskd.use import export as exporting
+    from pskd.workbench.use import export as exporting
 
     wrong = (exporting.FORMATS["pt2"][0], lambda *_: lambda image: [torch.full((len(image), 10), 0.1)], "pt2")
     monkeypatch.setitem(exporting.FORMATS, "pt2", wrong)

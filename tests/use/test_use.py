@@ -10,14 +10,14 @@ import pytest
 import torch
 from helpers import pskd, small
 
-from pskd.config import resolve
-from pskd.data import detection
-from pskd.data.text import sources
-from pskd.engine.loop import train
 from pskd.errors import PskdError
-from pskd.recipes import read_recipe
-from pskd.tasks.classification import Classification, ClassPredictor
-from pskd.use import Predictor, evaluate, predict
+from pskd.workbench.config import resolve
+from pskd.workbench.data import detection
+from pskd.workbench.data.text import sources
+from pskd.workbench.recipes import read_recipe
+from pskd.workbench.tasks.classification import Classification, ClassPredictor
+from pskd.workbench.train.loop import train
+from pskd.workbench.use import Predictor, evaluate, predict
 
 BRIGHTNESS = {"bright": 1.0, "dark": 0.3}
 

@@ -1,0 +1,45 @@
+# Written by tests/public_names.py.
+from pskd import memory as memory
+from pskd import methods as methods
+from pskd import metrics as metrics
+from pskd import schedules as schedules
+from pskd.workbench import models as models
+from pskd.methods.byot import BYOT as BYOT
+from pskd.methods.crl import CRL as CRL
+from pskd.methods.cs_kd import CSKD as CSKD
+from pskd.methods.ddgsd import DDGSD as DDGSD
+from pskd.methods.dlb import DLB as DLB
+from pskd.methods.disturb_label import DisturbLabel as DisturbLabel
+from pskd.methods.elr import ELR as ELR
+from pskd.methods.focal import Focal as Focal
+from pskd.methods.hard import Hard as Hard
+from pskd.methods.label_smoothing import LabelSmoothing as LabelSmoothing
+from pskd.methods.base import Loss as Loss
+from pskd.methods.maxsup import MaxSup as MaxSup
+from pskd.methods.mean_teacher import MeanTeacher as MeanTeacher
+from pskd.methods.base import Method as Method
+from pskd.methods.ols import OLS as OLS
+from pskd.methods.ps_kd import PSKD as PSKD
+from pskd.methods.sat import SAT as SAT
+from pskd.methods.cs_kd import SameClassPartners as SameClassPartners
+from pskd.methods.tf_kd import TFKD as TFKD
+from pskd.methods.temporal_ensembling import TemporalEnsembling as TemporalEnsembling
+from pskd.methods.zipf_ls import ZipfLS as ZipfLS
+from pskd.memory.base import Memory as Memory
+from pskd.memory.bank import PredictionBank as PredictionBank
+from pskd.memory.snapshot import Snapshot as Snapshot
+from pskd.indexed import Indexed as Indexed
+from pskd.sampler import EpochSampler as EpochSampler
+from pskd.linear_head import LinearHead as LinearHead
+from pskd.door import soft_cross_entropy as soft_cross_entropy
+from pskd.workbench.registry import register_data as register_data
+from pskd.workbench.registry import register_method as register_method
+from pskd.workbench.registry import register_metric as register_metric
+from pskd.workbench.registry import register_model as register_model
+from pskd.workbench.registry import register_task as register_task
+from pskd.workbench.api import export as export
+from pskd.workbench.api import load as load
+from pskd.workbench.api import train as train
+from pskd.workbench.use.run import Run as Run
+
+__version__: str

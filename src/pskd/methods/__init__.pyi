@@ -1,0 +1,22 @@
+# Written by tests/public_names.py.
+from pskd.methods.byot import BYOT as BYOT
+from pskd.methods.crl import CRL as CRL
+from pskd.methods.cs_kd import CSKD as CSKD
+from pskd.methods.ddgsd import DDGSD as DDGSD
+from pskd.methods.dlb import DLB as DLB
+from pskd.methods.disturb_label import DisturbLabel as DisturbLabel
+from pskd.methods.elr import ELR as ELR
+from pskd.methods.focal import Focal as Focal
+from pskd.methods.hard import Hard as Hard
+from pskd.methods.label_smoothing import LabelSmoothing as LabelSmoothing
+from pskd.methods.base import Loss as Loss
+from pskd.methods.maxsup import MaxSup as MaxSup
+from pskd.methods.mean_teacher import MeanTeacher as MeanTeacher
+from pskd.methods.base import Method as Method
+from pskd.methods.ols import OLS as OLS
+from pskd.methods.ps_kd import PSKD as PSKD
+from pskd.methods.sat import SAT as SAT
+from pskd.methods.cs_kd import SameClassPartners as SameClassPartners
+from pskd.methods.tf_kd import TFKD as TFKD
+from pskd.methods.temporal_ensembling import TemporalEnsembling as TemporalEnsembling
+from pskd.methods.zipf_ls import ZipfLS as ZipfLS

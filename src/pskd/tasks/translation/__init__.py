@@ -1,6 +1,0 @@
-"""Machine translation: sentences of one language in, of another one out."""
-
-from pskd.tasks.translation.predictor import TranslatedText, TranslationPredictor
-from pskd.tasks.translation.task import Translation
-
-__all__ = ["TranslatedText", "Translation", "TranslationPredictor"]

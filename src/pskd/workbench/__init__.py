@@ -1,0 +1,1 @@
+"""All that stands behind the commands: built on the core, and on the field's own libraries."""

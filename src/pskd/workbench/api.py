@@ -1,0 +1,143 @@
+"""Training and finished runs from Python. The parts of the workbench are imported when a function is called."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pskd.errors import PskdError, installed_by
+from pskd.workbench.train.progress import said_if_slow
+
+__all__ = ["export", "load", "train"]
+
+if TYPE_CHECKING:
+    from pskd.workbench.config import Config
+    from pskd.workbench.tasks.predictor import Predictor
+    from pskd.workbench.use.run import Run
+
+_NEEDED = (
+    *("accelerate", "jinja2", "matplotlib", "optuna", "pycocotools", "pydantic", "sacrebleu", "safetensors", "sklearn"),
+    *("tokenizers", "torchvision", "transformers"),
+)
+
+LOADING = "loading libraries ..."
+
+
+def need_workbench(what: str = "this command") -> None:
+    """Refuse to go on without the libraries of the workbench."""
+    if missing := [name for name in _NEEDED if find_spec(name) is None]:
+        raise PskdError(f"{what} needs {', '.join(missing)}: {installed_by('workbench')}")
+
+
+def train(*words: str, out: str | os.PathLike[str] | None = None, resume: bool = False) -> Run:
+    """Train a model and evaluate it, as `pskd train` does; progress is printed.
+
+    Args:
+        *words: a recipe or the name of a YAML file, and settings: ``pskd.train("digits", "method=ps_kd", "epochs=3")``.
+        out: the run folder, by default runs/RECIPE-METHOD-SEED.
+        resume: go on where the run in ``out`` was stopped; a finished one is returned as it is.
+    """
+    need_workbench("pskd.train")
+    with said_if_slow(LOADING):
+        config, changes = settings(words, resume=resume)
+        from pskd.workbench.train.loop import train as run
+        from pskd.workbench.use.run import Run
+
+    if config is None and out is None:
+        raise PskdError("resume=True needs out: the folder of the run to go on with")
+    folder = default_folder(config) if config is not None and out is None else Path(out or "")
+    run(config, folder, resume=resume, changes=changes)
+    return Run(folder)
+
+
+def load(
+    run: str | os.PathLike[str], *, best: bool = False, device: str | None = None, allow_code: bool = False
+) -> Predictor:
+    """A finished run's model, ready to be used: call it on an image, an array or a text, or on a list of them.
+
+    ``.model`` is the plain ``nn.Module``, ``.classes`` are its classes, and ``.preprocess`` makes its input.
+
+    Args:
+        run: a run folder, or one that `pskd export --format hub` wrote.
+        best: the weights of the best epoch by the validation split instead of the last one's.
+        device: by default that of the run if it is here, else the CPU.
+        allow_code: import code that the folder names; only for folders you trust.
+    """
+    need_workbench("pskd.load")
+    from pskd.workbench.tasks.predictor import Predictor
+
+    return Predictor.from_run(Path(run), best=best, device=device, allow_code=allow_code)
+
+
+def export(
+    run: str | os.PathLike[str],
+    form: str,
+    out: str | os.PathLike[str],
+    *,
+    calibrated: bool = False,
+    preprocessing: bool = False,
+    best: bool = False,
+    allow_code: bool = False,
+) -> str:
+    """Write a finished run's model for other programs, as `pskd export` does; returns a line about it.
+
+    Args:
+        run: its folder.
+        form: "onnx", "pt2" (torch.export), or "hub": a folder to publish.
+        out: the file or folder, which must not be there yet.
+        calibrated: fold the temperature in, which `pskd calibrate` found.
+        preprocessing: take uint8 images (N, H, W, C) instead of normalised float32 (N, C, H, W).
+    """
+    need_workbench("pskd.export")
+    from pskd.workbench.report.card import write_card
+    from pskd.workbench.runs import weights
+    from pskd.workbench.runs.folder import RunFolder
+    from pskd.workbench.tasks.predictor import Predictor
+    from pskd.workbench.use.export import FORMATS, export_file
+    from pskd.workbench.use.hub import new_folder
+
+    source, target = Path(run), Path(out)
+    predictor = Predictor.from_run(source, best=best, device="cpu", allow_code=allow_code)
+    if form in FORMATS:
+        folder = RunFolder(source)
+        config = folder.config(allow_code=allow_code) if folder.config_file.is_file() else None
+        model = predictor.deployed(config, calibrated=calibrated, preprocessing=preprocessing)
+        return export_file(model, form, target).text()
+    if form != "hub":
+        raise PskdError(f"--format {form} is not there; allowed are {', '.join(FORMATS)}, hub")
+    if calibrated or preprocessing:
+        raise PskdError(
+            "--calibrated and --with-preprocessing are for onnx and pt2: a hub folder has its calibration beside"
+        )
+    with new_folder(target) as beside:
+        predictor.save_for_hub(beside, weights.path_of(source, best=best))
+        write_card(source, predictor, beside)
+    return f"{target}: weights, config.json and README.md; fill in the intended use, then publish it"
+
+
+def settings(words: Sequence[str], *, resume: bool = False) -> tuple[Config | None, list[str]]:
+    """The configuration that a recipe's name and `key=value` words describe, and the latter.
+
+    None without a recipe, where a run that is there is to go on.
+    """
+    from pskd.workbench.config import resolve
+    from pskd.workbench.recipes import read_recipe
+
+    changes = [word for word in words if "=" in word]
+    names = [word for word in words if "=" not in word]
+    if len(names) > 1:
+        raise PskdError(f"{names[1]!r} is a second recipe: give one, and settings as key=value")
+    if not names and not resume:
+        raise PskdError("which recipe? for example: pskd train digits (pskd recipes ls lists them)")
+    if not names:
+        return None, changes
+    own_file = names[0].endswith((".yaml", ".yml"))
+    return resolve(read_recipe(names[0]), changes, name=Path(names[0]).stem if own_file else names[0]), changes
+
+
+def default_folder(config: Config) -> Path:
+    """Where a run goes that was given no folder."""
+    return Path("runs") / f"{config.recipe}-{config.method.name}-{config.train.seed}".replace("/", "-")

@@ -1,0 +1,93 @@
+"""`pskd study run|work|status|stop`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pskd.errors import PskdError
+from pskd.workbench.api import need_workbench
+from pskd.workbench.cli.ending import INTERRUPTED, leave
+from pskd.workbench.cli.options import AllowCode, Patience, Storage, StudyPath, app, out_option, show
+
+study_app = typer.Typer(
+    help="Many runs as one: methods x models x seeds, on one machine or many.", no_args_is_help=True
+)
+app.add_typer(study_app, name="study")
+
+
+@study_app.command(
+    "run",
+    epilog="Examples:\n\n"
+    "  pskd study run studies/digits --out runs/digits-study\n\n"
+    "  pskd study run studies/table1 --out runs/table1 data.root=DIR scale=laptop model=ResNet-18 seed=0,1",
+)
+def study_run(
+    name: Annotated[str, typer.Argument(metavar="STUDY|FILE.yaml", help="A study (pskd recipes ls lists them).")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Changes in every cell, in those of one recipe (RECIPE:KEY=VALUE), or a choice of an axis's values.",
+        ),
+    ] = None,
+    out: Annotated[Path | None, out_option("The study's folder.  [default: runs/STUDY]")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="How many cells to train at a time.")] = None,
+    storage: Storage = None,
+    patience: Patience = 10.0,
+) -> None:
+    """Train all cells of a study that are not done yet, and make its page."""
+    need_workbench()
+    from pskd.workbench.report.page import report as write
+    from pskd.workbench.study.cells import Study
+    from pskd.workbench.study.worker import run
+
+    out = out or Path("runs") / name.removesuffix(".yaml").replace("/", "-")
+    study = Study.begin(name, words or [], out)
+    try:
+        complete = run(study, workers, storage, show, 60 * patience)
+    except KeyboardInterrupt:
+        leave(INTERRUPTED, "stopped; the same command goes on where it was")
+    show("report:", *write([out], out / "report.html"))
+    if not complete:
+        raise PskdError(
+            f"some cells have failed: pskd study status {out} lists them; the same command tries them again"
+        )
+
+
+@study_app.command("work", epilog="Example:\n\n  pskd study work runs/digits-study")
+def study_work(
+    folder: StudyPath, storage: Storage = None, allow_code: AllowCode = False, patience: Patience = 10.0
+) -> None:
+    """Join a study as one more worker, from this machine or another that sees the same folder."""
+    need_workbench()
+    from pskd.workbench.study.cells import Study
+    from pskd.workbench.study.queue import Queue
+    from pskd.workbench.study.worker import Worker
+
+    study = Study.load(folder, allow_code=allow_code)
+    Worker(Queue(study, storage, patience=60 * patience, waits=True, say=show), show).work()
+
+
+@study_app.command("status", epilog="Example:\n\n  pskd study status runs/digits-study")
+def study_status(folder: StudyPath, storage: Storage = None) -> None:
+    """Say which cells are done, running, waiting or failed, and how long it will take."""
+    need_workbench()
+    from pskd.workbench.study.cells import Study
+    from pskd.workbench.study.queue import Queue
+    from pskd.workbench.study.worker import status_lines
+
+    show("\n".join(status_lines(Queue(Study.load(folder), storage, say=show))))
+
+
+@study_app.command("stop", epilog="Example:\n\n  pskd study stop runs/digits-study")
+def study_stop(folder: StudyPath, storage: Storage = None) -> None:
+    """Ask all workers of a study, on all machines, to save their cells and leave."""
+    need_workbench()
+    from pskd.workbench.study.cells import Study
+    from pskd.workbench.study.queue import Queue
+
+    Queue(Study.load(folder), storage, say=show).stop()
+    show("the workers save their cells and leave; pskd study run goes on where they were")

@@ -1,0 +1,29 @@
+"""Data sets of images with labelled boxes: what they are, where they come from, and how they are split.
+
+Each is a function that is registered by its name in ``registry.scenes``: from what is ``Wanted`` it makes a
+``DetectionData``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pskd.errors import PskdError
+from pskd.workbench import registry
+from pskd.workbench.data.detection.reading import DetectionData, Wanted
+from pskd.workbench.data.detection.scenes import Scene, Scenes
+
+__all__ = ["DetectionData", "Scene", "Scenes", "Wanted", "load"]
+
+
+def load(name: str, **wanted: Any) -> DetectionData:
+    """Load the data set ``name``: a registered one, or code of the user's own that was loaded.
+
+    ``wanted`` are the fields of ``Wanted``.
+    """
+    data = registry.scenes.find(name)(Wanted(**wanted))
+    if not isinstance(data, DetectionData):
+        raise PskdError(
+            f"data={name} must return a pskd.workbench.data.detection.DetectionData, got {type(data).__name__}"
+        )
+    return data

@@ -1,0 +1,103 @@
+"""PASCAL VOC's folders through torchvision, and any folder in their layout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from pskd.errors import STUMBLES, PskdError
+from pskd.workbench import registry
+from pskd.workbench.data.detection.annotations import Note, Problems, check_side
+from pskd.workbench.data.detection.reading import DetectionData, Wanted, from_notes
+from pskd.workbench.data.reason import reason
+from pskd.workbench.reading import check_file, read_text
+
+LARGEST_FILE = 10_000_000  # bytes of an annotation
+# fmt: off
+VOC_CLASSES = (
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
+    "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+)
+# fmt: on
+
+
+@registry.scenes.register("voc")
+def load_voc(wanted: Wanted, /) -> DetectionData:
+    """PASCAL VOC as published."""
+
+    def read(root: Path, part: str, problems: Problems) -> tuple[list[Note], Sequence[str]]:
+        return voc_notes(root, part, wanted.download, problems), ()
+
+    return from_notes("voc", wanted, read, "[2007/trainval, 2012/trainval]", VOC_CLASSES)
+
+
+@registry.scenes.register("voc_folder")
+def load_voc_folder(wanted: Wanted, /) -> DetectionData:
+    """A user's own images in VOC's layout."""
+
+    def read(root: Path, part: str, problems: Problems) -> tuple[list[Note], Sequence[str]]:
+        return folder_notes(root, part, problems), ()
+
+    return from_notes("voc_folder", wanted, read, "[train]")
+
+
+def voc_notes(root: Path, split: str, download: bool, problems: Problems) -> list[Note]:
+    """A split such as "2007/trainval" of the folder that holds VOCdevkit."""
+    from torchvision.datasets import VOCDetection
+
+    year, _, image_set = split.partition("/")
+    try:
+        published = VOCDetection(root, year=year, image_set=image_set, download=download)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise PskdError(
+            f"no VOC split '{split}' in '{root}' ({reason(error)}): data.root=... names the folder that holds "
+            "VOCdevkit, and a split is written like 2007/trainval (data.download=true fetches it)"
+        ) from error
+    return _notes(root, zip(published.annotations, published.images, strict=True), problems)
+
+
+def folder_notes(root: Path, split: str, problems: Problems) -> list[Note]:
+    """``root``/ImageSets/Main/SPLIT.txt lists the names of files in ``root``/Annotations and ``root``/JPEGImages."""
+    listing = root / "ImageSets" / "Main" / f"{split}.txt"
+    try:
+        names = [line.split()[0] for line in read_text(listing, 2**30).splitlines() if line.strip()]
+        files = {os.path.splitext(name)[0]: name for name in sorted(os.listdir(root / "JPEGImages"))}
+    except (PskdError, OSError) as error:
+        file = getattr(error, "filename", None) or listing
+        raise PskdError(
+            f"cannot read '{file}' ({reason(error)}): data.root=... names a folder with ImageSets/Main/"
+            f"{split}.txt, Annotations and JPEGImages"
+        ) from error
+    pairs = (
+        (root / "Annotations" / f"{name}.xml", root / "JPEGImages" / files.get(name, f"{name}.jpg")) for name in names
+    )
+    return _notes(root, pairs, problems)
+
+
+def _notes(root: Path, files: Iterable[tuple[Any, Any]], problems: Problems) -> list[Note]:
+    notes = []
+    for annotation, image in files:
+        try:
+            notes.append(_read(str(annotation), os.path.relpath(image, root)))
+        except (OSError, ElementTree.ParseError, *STUMBLES, RecursionError) as error:
+            problems.add(f"{annotation}: not an annotation in VOC's XML ({reason(error)})")
+    return notes
+
+
+def _read(file: str, image: str) -> Note:
+    from torchvision.datasets import VOCDetection
+
+    check_file(file, LARGEST_FILE)
+    tree = VOCDetection.parse_voc_xml(ElementTree.parse(file).getroot())["annotation"]
+    size = tree.get("size") or {}
+    height, width = int(float(size.get("height", 0))), int(float(size.get("width", 0)))
+    check_side(height, width)
+    objects = []
+    for item in tree["object"]:
+        left, top, right, bottom = (float(item["bndbox"][edge]) for edge in ("xmin", "ymin", "xmax", "ymax"))
+        # VOC names the first and the last pixel, from 1 on; we name edges.
+        objects.append((item["name"], (left - 1, top - 1, right, bottom), int(item.get("difficult", 0)) == 1))
+    return Note(file, image, (height, width) if height > 0 and width > 0 else None, objects)

@@ -1,0 +1,35 @@
+"""The data sets of translation by name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from pskd.errors import PskdError
+from pskd.workbench import registry
+from pskd.workbench.data.text.pairs import TextData
+
+
+def load(name: str, *, source: str, target: str, pairs: int | None = None, **options: Any) -> TextData:
+    """Load a data set.
+
+    Args:
+        name: a registered one (``registry.texts.names()``), or code of the user's own that was loaded.
+        source, target: from which language and into which, as files are named by them.
+        pairs: keep the first so many training pairs only.
+        **options: what the data set takes of the other settings: ``root``, ``test``, ``on_bad``, and its own.
+    """
+    if source == target:
+        raise PskdError(f"data.source and data.target are both {source!r}: name two languages")
+    loader = registry.texts.find(name)
+    taken = inspect.signature(loader).parameters
+    given = {key: value for key, value in {"pairs": pairs, **options}.items() if key in taken}
+    data = loader(source=source, target=target, **given)
+    if not isinstance(data, TextData):
+        raise PskdError(f"data={name} must return a pskd.workbench.data.text.pairs.TextData, got {type(data).__name__}")
+    if pairs is not None:
+        data = TextData(data.train.subset(range(min(pairs, len(data.train)))), data.test, data.val)
+    for split in (data.train, data.test, data.val):
+        if split is not None and not len(split):
+            raise PskdError(f"{split.place}: no pair is left")
+    return data

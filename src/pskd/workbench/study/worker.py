@@ -1,0 +1,306 @@
+"""Workers: processes that take cells from a study's queue and train them until nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pskd.errors import PskdError
+from pskd.metrics.catalogue import primary
+from pskd.workbench.runs.files import open_own
+from pskd.workbench.runs.folder import InUse
+from pskd.workbench.runs.trust import check_model, within_itself
+from pskd.workbench.study.cells import Cell, Study
+from pskd.workbench.study.queue import OPEN, AfterEpoch, CellReturned, Queue, Standing, State, time_left
+from pskd.workbench.study.storage import PATIENCE, Away, impatient
+from pskd.workbench.train import loop
+
+POLL = 1.0  # seconds between two looks at the queue
+CREW = "PSKD_CREW"  # the process id of a worker's owner, for the worker to notice its death
+MAY_PASS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT)
+MANY = 8  # workers at most by default on a machine without accelerators: each holds a model and its data
+
+
+class Worker:
+    """One worker. It leaves when no cell is running or can still run, or when it or the study is asked to stop."""
+
+    def __init__(self, queue: Queue, say: Callable[[str], None] = print) -> None:
+        self.queue, self.say = queue, say
+        self.asked = self.training = False
+
+    def work(self) -> None:
+        stops = self.queue.stops
+        with self._signals(), _watch(lambda: self.queue.stops > stops):
+            while not self.asked and self.queue.stops == stops:
+                states = {standing.state for standing in self.queue.advance().values()}
+                if State.WAITING in states:
+                    self.queue.take(self._train)
+                elif not states.isdisjoint(OPEN):
+                    time.sleep(POLL)
+                else:
+                    return
+
+    def _train(self, cell: Cell, after_epoch: AfterEpoch) -> float:
+        """Train a cell to its end; returns the primary metric of its result, for those who look into the queue."""
+        study = self.queue.study
+        folder = study.run_folder(cell.key)
+        self.say(f"\n{cell.name}: {folder}")
+        self.training, patience = True, self.queue.storage.patience
+        try:
+            while not self.asked:
+                try:
+                    config = cell.config_in(study.runs)
+                    if not study.allow_code:  # a study's folder may come from a stranger, too
+                        config, notes = within_itself(config)
+                        check_model(config)
+                        for note in notes.values():
+                            self.say(note)
+                    result = loop.train(config, folder, resume=True, after_epoch=after_epoch)
+                    name = primary(result)
+                    return 0.0 if name is None else float(result[name])
+                except InUse:  # a worker that was thought dead is still at it
+                    time.sleep(POLL)
+                except PskdError as error:
+                    patience = self._waits_for_the_disk(error, patience)
+            raise CellReturned
+        except loop.Interrupted:
+            self.asked = True
+            raise CellReturned from None
+        finally:
+            self.training = False
+
+    def _waits_for_the_disk(self, error: PskdError, patience: float) -> float:
+        """Wait a little where the run folder cannot be written for now; returns the seconds that are left to wait."""
+        cause = error.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in MAY_PASS or patience <= 0:
+            raise error
+        self.say(f"{error}; trying again")
+        time.sleep(pause := min(patience, 5 * POLL))
+        return patience - pause
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and a job's end: the running cell goes back into the queue. The training loop has its own answer."""
+
+        def answer(_number: int, _frame: Any) -> None:
+            self.asked = True
+            if self.training:
+                raise CellReturned
+
+        before = {number: signal.signal(number, answer) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _watch(stop_is_asked: Callable[[], bool]) -> Iterator[None]:
+    """Send this process a SIGTERM, once, when the study is asked to stop, from whichever machine."""
+    over = threading.Event()
+
+    def look() -> None:
+        asked = False
+        while not over.wait(2 * POLL):
+            with contextlib.suppress(Away), impatient():  # asked again when it is back
+                asked = stop_is_asked() or _is_orphan()
+            if asked:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+class Crew:
+    """Workers as processes of this machine, each with its share of the cores, or with a GPU of its own."""
+
+    def __init__(self, study: Study, count: int, storage: str | None, patience: float = PATIENCE) -> None:
+        self.study, self.count, self.storage, self.patience = study, count, storage, patience
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        for number in range(self.count):
+            self.processes.append(self._start(number))
+
+    def alive(self) -> int:
+        """How many are at work; one that was killed is replaced."""
+        for number, process in enumerate(self.processes):
+            if (process.poll() or 0) < 0:
+                self.processes[number] = self._start(number)
+        return sum(process.poll() is None for process in self.processes)
+
+    def stop(self) -> None:
+        """Ask every worker to save and leave, and wait for that; another Ctrl-C meanwhile ends them at once."""
+
+        def end(_number: int, _frame: Any) -> None:
+            for process in self.processes:
+                process.kill()  # a run can be killed at any instant
+
+        before = signal.signal(signal.SIGINT, end)
+        try:
+            for process in self.processes:
+                process.terminate()
+            for process in self.processes:
+                process.wait()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def log(self, number: int) -> Path:
+        return self.study.folder / f"worker-{number}.log"
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        threads = str(max(1, (os.cpu_count() or 1) // self.count))
+        environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **_own_gpu(number), **_url(self.storage)}
+        environment[CREW] = str(os.getpid())
+        command = [sys.executable, "-m", "pskd", "study", "work", str(self.study.folder)]
+        command += ["--patience", f"{self.patience / 60:g}"]
+        command += ["--allow-code"] if self.study.allow_code else []
+        with open_own(self.log(number), "ab") as log:
+            # In a process group of its own: a Ctrl-C reaches the crew's owner alone, who then asks every worker once.
+            # Not in a session of its own, which Linux schedules on a par with all others, whatever its `nice`.
+            return subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+            )
+
+
+def run(
+    study: Study,
+    count: int | None,
+    storage: str | None,
+    say: Callable[[str], None] = print,
+    patience: float = PATIENCE,
+) -> bool:
+    """Train all cells of a study with workers on this machine; returns whether every one is done, or was pruned.
+
+    Raises KeyboardInterrupt when the study is asked to stop, from here or from anywhere, before that.
+    """
+    study.save()
+    queue = Queue(study, storage, patience=patience, say=say)
+    stops = queue.stops
+    queue.try_again()
+    standings = queue.advance()
+    todo = sum(standing.state in OPEN for standing in standings.values())
+    say(f"{study.name}: {len(standings)} cells, {todo} to run, in {study.folder}")
+    if todo:
+        with _terminable():
+            crew = Crew(study, min(todo, count or default_workers()), storage, patience)
+            try:
+                crew.start()
+                _attend(queue, crew, stops, say)
+            finally:
+                crew.stop()
+    standings = queue.standings()
+    for line in failures(queue, standings):
+        say(line)
+    return all(standing.state in (State.DONE, State.PRUNED) for standing in standings.values())
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """A SIGTERM is answered as a Ctrl-C is: no worker is left behind."""
+
+    def answer(_number: int, _frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, answer)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _attend(queue: Queue, crew: Crew, stops: int, say: Callable[[str], None]) -> None:
+    """Say how far the study is, whenever that changes, until no worker is left."""
+    before = None
+    while crew.alive():
+        standings = queue.standings()
+        if (counts := Counter(standing.state for standing in standings.values())) != before:
+            before = counts
+            say(progress_line(standings))
+        if queue.stops > stops:  # a worker that was just starting has not noticed
+            raise KeyboardInterrupt
+        time.sleep(POLL)
+    if any(standing.state in OPEN for standing in queue.standings().values()):
+        if queue.stops > stops:
+            raise KeyboardInterrupt
+        raise PskdError(f"all workers have left before the end: look at {crew.log(0)}, then run the command again")
+
+
+def progress_line(standings: Mapping[str, Standing]) -> str:
+    """`7 of 15 cells done · 2 running · 6 waiting · 0:01:20 left`"""
+    counts = Counter(standing.state for standing in standings.values())
+    parts = [f"{counts[State.DONE]} of {len(standings)} cells done"]
+    parts += [f"{counts[state]} {state}" for state in State if counts[state] and state is not State.DONE]
+    if any(counts[state] for state in OPEN):
+        left = time_left(standings, workers=counts[State.RUNNING])
+        parts.append("time left not known yet" if left is None else f"{timedelta(seconds=round(left))} left")
+    return " · ".join(parts)
+
+
+def status_lines(queue: Queue) -> list[str]:
+    """A line for each cell, and one for all."""
+    standings = queue.standings()
+    lines = []
+    for key, standing in standings.items():
+        took = "" if standing.seconds is None else str(timedelta(seconds=round(standing.seconds)))
+        lines.append(f"{key}  {standing.state:<9}  {took:>8}  {queue.cells[key].name}")
+    return [*lines, "", progress_line(standings), *failures(queue, standings)]
+
+
+def failures(queue: Queue, standings: Mapping[str, Standing]) -> list[str]:
+    """Each cell that failed with its error, and how many it blocks."""
+    failed = [(key, standing) for key, standing in standings.items() if standing.state is State.FAILED]
+    lines = [f"failed: {queue.cells[key].name} ({key}): {standing.error}" for key, standing in failed]
+    if blocked := sum(standing.state is State.BLOCKED for standing in standings.values()):
+        lines.append(f"blocked: {blocked} cells that need a failed one")
+    return lines
+
+
+def default_workers() -> int:
+    import torch
+
+    return torch.cuda.device_count() or min(MANY, os.cpu_count() or 1)
+
+
+def _is_orphan() -> bool:
+    """Whether the process that started this worker, and would stop it, is gone."""
+    owner = os.environ.get(CREW, "")
+    return owner.isdecimal() and os.getppid() != int(owner)
+
+
+def _own_gpu(number: int) -> dict[str, str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    devices = visible.split(",")
+    return {"CUDA_VISIBLE_DEVICES": devices[number % len(devices)]}
+
+
+def _url(storage: str | None) -> dict[str, str]:
+    """The queue's address goes through the environment: a command line, with a password, is there for all to read."""
+    return {} if storage is None else {"PSKD_STORAGE": storage}
