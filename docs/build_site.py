@@ -51,9 +51,9 @@ def main() -> int:
             write(str(page.relative_to(ROOT)), with_links(page))
     # A page that is taken from the cache keeps its warnings to itself.
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", str(ROOT / "zensical.toml")]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    said = re.sub(r"\x1b\[[\d;]*m", "", built.stdout + built.stderr)  # without its colours
-    problems = [said] if built.returncode or re.search(r"^(griffe|Warning)\b", said, re.MULTILINE) else []
+    build_within_memory = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    said = re.sub(r"\x1b\[[\d;]*m", "", build_within_memory.stdout + build_within_memory.stderr)  # without its colours
+    problems = [said] if build_within_memory.returncode or re.search(r"^(griffe|Warning)\b", said, re.MULTILINE) else []
     if not problems:
         problems = [*dict.fromkeys(dead_links()), *missing_names()]
     print(*problems, sep="\n", end="\n" if problems else "")

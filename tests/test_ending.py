@@ -46,7 +46,7 @@ def test_every_end_has_a_line_and_a_code(
     error: BaseException, code: int, line: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def work() -> None:
-        with ending.ended():
+        with ending.exit_on_error():
             raise error
 
     with pytest.raises(SystemExit) as stop:
@@ -63,7 +63,7 @@ def test_ctrl_c_many_times_is_heard_once(capfd: pytest.CaptureFixture[str]) -> N
             os.kill(os.getpid(), signal.SIGINT)
 
     def work() -> None:
-        with ending.ended():
+        with ending.exit_on_error():
             try:
                 many()
             finally:

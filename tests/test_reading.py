@@ -13,11 +13,11 @@ import torch
 from processes import exit_code, in_child
 from torch import nn
 
-from pskd.errors import PskdError, blamed, folded
+from pskd.errors import PskdError, error_context, single_line
 from pskd.workbench import space
 from pskd.workbench.config.yaml_file import MOST_NODES, parsed_yaml
 from pskd.workbench.models import create
-from pskd.workbench.models.modest import built
+from pskd.workbench.models.modest import build_within_memory
 from pskd.workbench.reading import open_file, read_json, read_npz, read_text
 from pskd.workbench.space import check_fits, free_bytes, shown
 
@@ -124,19 +124,19 @@ TOO_LARGE: list[tuple[str, dict[str, float]]] = [
 
 @pytest.mark.parametrize(("name", "options"), TOO_LARGE)
 def test_a_model_that_does_not_fit_is_not_built(name: str, options: dict[str, float]) -> None:
-    with pytest.raises(PskdError, match=r"memory (and|than)|less deep"), blamed("model"):
-        built(lambda: create(name, 10, **options))
+    with pytest.raises(PskdError, match=r"memory (and|than)|less deep"), error_context("model"):
+        build_within_memory(lambda: create(name, 10, **options))
 
 
 def test_a_model_that_fits_is_built_as_ever() -> None:
     torch.manual_seed(0)
     plain = create("resnet8", 10)
     torch.manual_seed(0)
-    watched = built(lambda: create("resnet8", 10))
+    watched = build_within_memory(lambda: create("resnet8", 10))
     for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
         assert torch.equal(one, other)
     with pytest.raises(PskdError, match="at least"):
-        built(lambda: nn.Linear(100, 100), copies=10**9)
+        build_within_memory(lambda: nn.Linear(100, 100), copies=10**9)
     nn.Linear(100, 100)  # nobody is watched afterwards
 
 
@@ -154,20 +154,20 @@ def test_a_large_model_is_counted_before_it_is_made(without_memory: bool, monkey
     torch.manual_seed(0)
     plain = layers()
     torch.manual_seed(0)
-    large = built(layers)
+    large = build_within_memory(layers)
     assert begun == ["cpu", "cpu", "meta", "cpu"]
     assert all(torch.equal(one, other) for one, other in zip(plain.parameters(), large.parameters(), strict=True))
     monkeypatch.setattr("pskd.workbench.models.modest.free_bytes", lambda: 1e9)
     needed = 1.2 if without_memory else 1.0  # all six, or those up to the one that is too much
     with pytest.raises(PskdError, match=rf"needs at least {needed} GB of memory and there are 1\.0 GB"):
-        built(layers)
+        build_within_memory(layers)
     assert begun[4:] == ["cpu", "meta"] + ["cpu"] * (not without_memory)
 
 
 def test_messages_are_folded_and_never_say_to_unpickle() -> None:
     advice = "Weights only load failed.\n(1) In PyTorch 2.6, re-running with weights_only=False may run code"
-    assert folded(advice) == "Weights only load failed."
-    with pytest.raises(PskdError, match=r"^it fails \(KeyError: 'x'\)$"), blamed("it fails"):
+    assert single_line(advice) == "Weights only load failed."
+    with pytest.raises(PskdError, match=r"^it fails \(KeyError: 'x'\)$"), error_context("it fails"):
         {}["x"]
 
 

@@ -22,7 +22,7 @@ def installed_by(extra: str) -> str:
     return f"pip install -e '.[{extra}]' in a clone of pskd"
 
 
-def folded(text: object) -> str:
+def single_line(text: object) -> str:
     """A message of several lines, another library's perhaps, as one; advice to unpickle is left out."""
     line = " ".join(str(text).split())
     for sign in ("(1) In PyTorch", "Please file an issue", "Re-running `torch.load`", "Do those steps only if"):
@@ -43,7 +43,7 @@ def printable(text: object) -> str:
     return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
 
-STUMBLES = (
+RECOVERABLE = (
     RuntimeError,
     ValueError,
     TypeError,
@@ -56,12 +56,12 @@ STUMBLES = (
 
 
 @contextlib.contextmanager
-def blamed(what: str) -> Iterator[None]:
+def error_context(what: str) -> Iterator[None]:
     """What another library, or a user's own code, raises: said in one line that begins with what was being done."""
     try:
         yield
     except (PskdError, OSError, MemoryError):  # these have words of their own
         raise
     except Exception as error:  # whatever they made up
-        why = folded(error)
+        why = single_line(error)
         raise PskdError(f"{what} ({type(error).__name__}{f': {why}' if why else ''})") from error

@@ -13,7 +13,7 @@ from pskd.errors import PskdError
 from pskd.workbench import api
 from pskd.workbench.cli import train as cli_train
 from pskd.workbench.train import progress
-from pskd.workbench.train.progress import Progress, said_if_slow
+from pskd.workbench.train.progress import Progress, print_if_slow
 
 
 def first_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -27,10 +27,10 @@ def first_line(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_what_takes_long_is_spoken_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(progress, "SLOW", 30)
-    with said_if_slow("quick"):
+    with print_if_slow("quick"):
         pass
     monkeypatch.setattr(progress, "SLOW", 0)
-    with said_if_slow("reading much"):
+    with print_if_slow("reading much"):
         assert first_line(capsys) == "reading much\n"
 
 
@@ -55,7 +55,7 @@ def test_output_that_is_full_ends_no_thread(monkeypatch: pytest.MonkeyPatch) -> 
     before = threading.active_count()
     with open("/dev/full", "w") as full:
         monkeypatch.setattr("sys.stdout", full)
-        with said_if_slow("reading much"):
+        with print_if_slow("reading much"):
             while threading.active_count() > before:
                 time.sleep(0.01)
         monkeypatch.undo()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pskd.errors import PskdError, blamed
+from pskd.errors import PskdError, error_context
 from pskd.workbench.runs.files import write_atomic, write_named
 
 
@@ -42,8 +42,8 @@ def test_whatever_a_library_made_up_is_said_in_one_line() -> None:
 
     with (
         pytest.raises(PskdError, match=r"it cannot be built \(OfTheirOwn: layers must be whole\)"),
-        blamed("it cannot be built"),
+        error_context("it cannot be built"),
     ):
         raise OfTheirOwn("layers must\nbe whole")
-    with pytest.raises(FileNotFoundError), blamed("x"):
+    with pytest.raises(FileNotFoundError), error_context("x"):
         raise FileNotFoundError

@@ -104,10 +104,12 @@ def test_a_database_that_stays_away_ends_in_a_word(tmp_path: Path) -> None:
         calls.append(1)
         raise OperationalError("SELECT 1", {}, Exception("the server\nis gone"), connection_invalidated=True)
 
-    with pytest.raises(storage.Away, match=r"the queue is away .the server is gone.: run the command again"):
+    with pytest.raises(
+        storage.DatabaseUnreachable, match=r"the queue is away .the server is gone.: run the command again"
+    ):
         storage.waited(away, 0.5)
     assert 3 <= len(calls) <= 6  # ever less often
-    with storage.impatient(), pytest.raises(storage.Away):
+    with storage.impatient(), pytest.raises(storage.DatabaseUnreachable):
         storage.waited(away, 60)
 
 

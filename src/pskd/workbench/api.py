@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pskd.errors import PskdError, installed_by
-from pskd.workbench.train.progress import said_if_slow
+from pskd.workbench.train.progress import print_if_slow
 
 __all__ = ["export", "load", "train"]
 
@@ -41,7 +41,7 @@ def train(*words: str, out: str | os.PathLike[str] | None = None, resume: bool =
         resume: go on where the run in ``out`` was stopped; a finished one is returned as it is.
     """
     need_workbench("pskd.train")
-    with said_if_slow(LOADING):
+    with print_if_slow(LOADING):
         config, changes = settings(words, resume=resume)
         from pskd.workbench.train.loop import train as run
         from pskd.workbench.use.run import Run

@@ -11,7 +11,7 @@ import typer
 from pskd import __version__
 from pskd.errors import PskdError
 from pskd.workbench.cli import export, predict, recipes, study, train, use  # noqa: F401  # their commands
-from pskd.workbench.cli.ending import INTERRUPTED, ended, leave
+from pskd.workbench.cli.ending import INTERRUPTED, exit_on_error, leave
 from pskd.workbench.cli.options import app, show
 
 # Some versions of typer bring their own click, others import it: this is the one in use.
@@ -33,7 +33,7 @@ def main() -> NoReturn:
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of other libraries, to their callers
     try:
-        with ended():
+        with exit_on_error():
             _run()
     except KeyboardInterrupt:  # the first one came while the command was ending by itself
         leave(INTERRUPTED, "stopped")

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from pskd.errors import PskdError, folded
+from pskd.errors import PskdError, single_line
 from pskd.workbench.runs.files import in_words
 
 WRONG, UNEXPECTED, INTERRUPTED = 2, 70, 130
@@ -35,7 +35,7 @@ class Interrupts:
 
 
 @contextlib.contextmanager
-def ended() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """Around a command: what ends it becomes a line and an exit code."""
     interrupts = Interrupts()
     with contextlib.suppress(ValueError):  # of a thread
@@ -65,13 +65,13 @@ def leave(code: Any, line: str = "") -> NoReturn:
 def _what(error: BaseException) -> tuple[int, str]:
     """Exit code and line for an exception."""
     if isinstance(error, PskdError):
-        return WRONG, folded(error)
+        return WRONG, single_line(error)
     if isinstance(error, BrokenPipeError):
         return WRONG, ""  # whoever read our output has seen enough
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
         return WRONG, f"there is not enough memory ({folded(error) or 'of this machine'}): take smaller sizes"
     if isinstance(error, OSError):
-        return WRONG, folded(in_words(error))
+        return WRONG, single_line(in_words(error))
     if isinstance(error, RecursionError):
         return WRONG, "something that was read is nested too deeply"
     if os.environ.get("PSKD_TRACEBACK"):

@@ -12,7 +12,7 @@ from pskd.workbench.api import LOADING, default_folder, need_workbench
 from pskd.workbench.api import settings as chosen
 from pskd.workbench.cli.ending import INTERRUPTED, leave
 from pskd.workbench.cli.options import AllowCode, Storage, app, out_option, show
-from pskd.workbench.train.progress import said_if_slow
+from pskd.workbench.train.progress import print_if_slow
 
 
 @app.command(
@@ -45,7 +45,7 @@ def train(
 
     if resume and out is None:
         raise PskdError("--resume needs --out: the folder of the run to go on with")
-    with said_if_slow(LOADING):
+    with print_if_slow(LOADING):
         config, overrides = chosen(words or [], resume=resume)
         need_workbench()
         from pskd.workbench.config import differences

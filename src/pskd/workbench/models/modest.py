@@ -24,7 +24,7 @@ LARGE = 256e6  # bytes of weights that are made without a look at what is still 
 MOST_TENSORS = 50_000  # of one model; the deepest published have some thousands
 
 
-def built(make: Callable[[], Model], copies: int = COPIES) -> Model:
+def build_within_memory(make: Callable[[], Model], copies: int = COPIES) -> Model:
     """``make()``; a model that is too large for the memory, or has layers without end, is refused.
 
     A large one is begun anew: its weights are first counted on the device that has shapes and no memory. The random

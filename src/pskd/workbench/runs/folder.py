@@ -20,7 +20,7 @@ from pskd.workbench.config.run import END
 from pskd.workbench.reading import parsed_json, read_json, read_text
 from pskd.workbench.runs import schemas
 from pskd.workbench.runs.files import OF_A_RUN, check_own, one_line_errors, open_own, write_atomic
-from pskd.workbench.runs.trust import within_itself
+from pskd.workbench.runs.trust import sandboxed
 
 LARGEST_RESULT, LARGEST_METRICS = 2**25, 2**30  # bytes
 _folders: set[int] = set()  # descriptors of locked folders
@@ -191,7 +191,7 @@ class RunFolder:
             self._check_whole(config, tree)
         except PskdError as error:
             raise PskdError(f"{self.config_file}: {error}") from None
-        config, self.notes = within_itself(config, allow_code=allow_code)
+        config, self.notes = sandboxed(config, allow_code=allow_code)
         return config
 
     def _check_whole(self, config: Config, tree: dict[str, Any]) -> None:

@@ -126,7 +126,7 @@ class Group:
         return torch.stack(parts, 1).flatten(0, 1)[:count]
 
 
-def meet_again() -> None:
+def rejoin_process_group() -> None:
     """Bring the processes together that torchrun has started once more.
 
     Its store still holds the addresses of the dead ones. With one agent they agree on how often they were restarted,

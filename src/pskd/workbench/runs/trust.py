@@ -45,7 +45,7 @@ def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def within_itself(config: Config, *, allow_code: bool = False) -> tuple[Config, dict[str, str]]:
+def sandboxed(config: Config, *, allow_code: bool = False) -> tuple[Config, dict[str, str]]:
     """A folder's own configuration without what reaches out of the folder, and a line on each setting left out.
 
     Nothing is downloaded on a folder's word, and nothing written elsewhere or sent unless the folder is trusted.

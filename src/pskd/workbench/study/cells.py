@@ -25,7 +25,7 @@ from pskd.workbench.config import Config, Section, parse_value, read_yaml, resol
 from pskd.workbench.config.old_names import with_new_keys
 from pskd.workbench.runs.files import one_line_errors, write_atomic
 from pskd.workbench.runs.schemas import checked
-from pskd.workbench.study.keys import CELL, adopt, key_of
+from pskd.workbench.study.keys import CELL, key_of, rename_matching_runs
 from pskd.workbench.study.ranges import MOST_CELLS, split_list, unquoted
 
 Settings = dict[str, Any]
@@ -178,7 +178,7 @@ class Study:
         """A study in a new folder or in that of an earlier one."""
         identity = cls.load(folder).identity if is_study(folder) else secrets.token_hex(6)
         study = cls(name, file, tuple(words), folder.absolute(), identity, allow_code=True)
-        adopt(study.runs, study.cells())  # a mistake in the study is found before anything is written
+        rename_matching_runs(study.runs, study.cells())  # a mistake in the study is found before anything is written
         return study
 
     @classmethod

@@ -29,7 +29,7 @@ def key_of(config: Config, root: str | None = None) -> str:
     return identity(config, keep=REFERENCES, also=also, size=6)
 
 
-def adopt(runs: Path, cells: Mapping[str, Cell]) -> None:
+def rename_matching_runs(runs: Path, cells: Mapping[str, Cell]) -> None:
     """Give run folders that have another name, but are the run of a cell, the cell's name.
 
     ``cells`` come after those they need. A folder that is a link, that cannot be read or that is in use is left alone.

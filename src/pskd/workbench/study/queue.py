@@ -104,8 +104,14 @@ class Queue:
             raise PskdError(
                 f"{_shown(url)}: its database driver is not installed ({error.__cause__ or error})"
             ) from None
-        except (SQLAlchemyError, optuna.exceptions.OptunaError, storage.Away, RuntimeError, ValueError) as error:
-            cause = error.__cause__ if isinstance(error, storage.Away) and error.__cause__ else error
+        except (
+            SQLAlchemyError,
+            optuna.exceptions.OptunaError,
+            storage.DatabaseUnreachable,
+            RuntimeError,
+            ValueError,
+        ) as error:
+            cause = error.__cause__ if isinstance(error, storage.DatabaseUnreachable) and error.__cause__ else error
             raise PskdError(f"the queue {_shown(url)} cannot be opened: {storage.reason(cause)}") from None
 
     def _open(self, url: str, patience: float) -> None:
@@ -244,7 +250,7 @@ class Queue:
                 raise PskdError("prune: these runs have no primary metric to be compared by; leave prune out")
             # A training does not wait for the queue: where that is away, the run is compared after the next epoch.
             finished = optuna.exceptions.UpdateFinishedTrialError
-            with contextlib.suppress(storage.Away, finished), storage.impatient():
+            with contextlib.suppress(storage.DatabaseUnreachable, finished), storage.impatient():
                 trial.report(METRICS[name].cost(float(record["val"][name])), record["epoch"])
                 if trial.should_prune():
                     raise optuna.TrialPruned

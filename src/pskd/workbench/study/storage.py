@@ -20,7 +20,7 @@ from optuna.storages import RDBStorage
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
 
-from pskd.errors import PskdError, folded
+from pskd.errors import PskdError, single_line
 from pskd.workbench.runs.files import link_error, make_own
 
 PATIENCE = 600.0  # seconds that a database may be away
@@ -29,7 +29,7 @@ _SQLITE_FOR_NOW = ("locked", "readonly", "unable to open", "disk i/o", "disk is 
 _thread = threading.local()
 
 
-class Away(PskdError):
+class DatabaseUnreachable(PskdError):
     """The queue's database has been away for longer than one waits for it."""
 
 
@@ -96,7 +96,9 @@ def waited(call: Callable[[], Any], patience: float, say: Callable[[str], None] 
             if not may_pass(error):
                 raise
             if getattr(_thread, "impatient", False) or time.monotonic() - begun > patience:
-                raise Away(f"the queue is away ({reason(error)}): run the command again when it is back") from error
+                raise DatabaseUnreachable(
+                    f"the queue is away ({reason(error)}): run the command again when it is back"
+                ) from error
             if pause == SHORTEST:
                 say(f"the queue is away ({reason(error)}): trying again for {patience / 60:g} minutes")
         time.sleep(pause)
@@ -118,7 +120,7 @@ def may_pass(error: BaseException) -> bool:
 def reason(error: BaseException) -> str:
     """What the database's own driver said, in one line."""
     cause: Any = error.__cause__ or error
-    return folded(getattr(cause, "orig", None) or cause)
+    return single_line(getattr(cause, "orig", None) or cause)
 
 
 def own_file(folder: Path, say: Callable[[str], None]) -> str:
@@ -166,7 +168,7 @@ def _damage(file: Path) -> str:
     except (UnicodeError, OverflowError) as error:
         return str(error)
     if answer != "ok":
-        return folded(answer)
+        return single_line(answer)
     return "" if {"trials", "studies"} <= tables else "it is no queue"
 
 

@@ -20,10 +20,10 @@ from pskd.errors import PskdError
 from pskd.metrics.catalogue import primary
 from pskd.workbench.runs.files import open_own
 from pskd.workbench.runs.folder import InUse
-from pskd.workbench.runs.trust import check_model, within_itself
+from pskd.workbench.runs.trust import check_model, sandboxed
 from pskd.workbench.study.cells import Cell, Study
 from pskd.workbench.study.queue import OPEN, AfterEpoch, CellReturned, Queue, Standing, State, time_left
-from pskd.workbench.study.storage import PATIENCE, Away, impatient
+from pskd.workbench.study.storage import PATIENCE, DatabaseUnreachable, impatient
 from pskd.workbench.train import loop
 
 POLL = 1.0  # seconds between two looks at the queue
@@ -62,7 +62,7 @@ class Worker:
                 try:
                     config = cell.config_in(study.runs)
                     if not study.allow_code:  # a study's folder may come from a stranger, too
-                        config, notes = within_itself(config)
+                        config, notes = sandboxed(config)
                         check_model(config)
                         for note in notes.values():
                             self.say(note)
@@ -114,7 +114,7 @@ def _watch(stop_is_asked: Callable[[], bool]) -> Iterator[None]:
     def look() -> None:
         asked = False
         while not over.wait(2 * POLL):
-            with contextlib.suppress(Away), impatient():  # asked again when it is back
+            with contextlib.suppress(DatabaseUnreachable), impatient():  # asked again when it is back
                 asked = stop_is_asked() or _is_orphan()
             if asked:
                 os.kill(os.getpid(), signal.SIGTERM)

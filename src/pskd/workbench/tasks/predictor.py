@@ -14,10 +14,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
-from pskd.errors import PskdError, blamed, folded
+from pskd.errors import PskdError, error_context
 from pskd.workbench import registry
 from pskd.workbench.config import Config
-from pskd.workbench.models.modest import built
+from pskd.workbench.models.modest import build_within_memory
 from pskd.workbench.runs import calibration, weights
 from pskd.workbench.runs.calibration import Calibration
 from pskd.workbench.runs.devices import usable_device
@@ -144,7 +144,7 @@ class Predictor(ABC):
         kind = registry.tasks.load(str(raw.get("task")), allow_code=allow_code).Predictor
         try:
             about = kind.about_class.model_validate(raw)
-            model = built(lambda: kind.build(about, allow_code=allow_code), copies=1)
+            model = build_within_memory(lambda: kind.build(about, allow_code=allow_code), copies=1)
         except ValidationError as error:
             where = ".".join(str(part) for part in error.errors()[0]["loc"])
             raise PskdError(f"{path} does not say what model it holds ({where}: {error.errors()[0]['msg']})") from None
@@ -155,7 +155,7 @@ class Predictor(ABC):
         weights.load(model, path)
         folder = RunFolder(run)
         wanted = device or (folder.config().train.device if folder.config_file.is_file() else "auto")
-        with blamed(f"{path}: what is said of its model does not fit it"):
+        with error_context(f"{path}: what is said of its model does not fit it"):
             predictor: Predictor = kind(run, about, model, usable_device(wanted))
         if calibrated and kind.calibration_class is not None:
             predictor.calibration = calibration.read(path, kind.calibration_class)

@@ -21,7 +21,7 @@ from pskd.workbench.config import Config, OptimConfig, flat
 from pskd.workbench.config.base import TrainConfig
 from pskd.workbench.config.methods import TrainingInfo, make_method
 from pskd.workbench.runs import devices
-from pskd.workbench.runs.group import Group, meet_again
+from pskd.workbench.runs.group import Group, rejoin_process_group
 from pskd.workbench.tasks.base import Task
 
 
@@ -32,7 +32,7 @@ def accelerator(config: Config, out: Path) -> Iterator[Accelerator]:
     for tracker in settings.trackers:
         if find_spec(tracker) is None:
             raise PskdError(f"train.trackers: {tracker} is not installed: {installed_by(tracker)}")
-    meet_again()
+    rejoin_process_group()
     AcceleratorState._reset_state()  # or a second training in one process would keep the first one's precision
     accelerator = Accelerator(
         cpu=devices.uses_cpu(settings.device),

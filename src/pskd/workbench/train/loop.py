@@ -17,14 +17,14 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from pskd.checks import allow_nonfinite
-from pskd.errors import PskdError, blamed
+from pskd.errors import PskdError, error_context
 from pskd.memory.snapshot import unwrap_model
 from pskd.metrics.catalogue import METRICS
 from pskd.plan import Step
 from pskd.workbench import tasks
 from pskd.workbench.config import Config, changed, flat, long_key
 from pskd.workbench.models.heads import deployed
-from pskd.workbench.models.modest import built
+from pskd.workbench.models.modest import build_within_memory
 from pskd.workbench.runs import calibration, sharding, weights
 from pskd.workbench.runs.files import OF_A_RUN, checksum, one_line_errors, write_atomic, write_json
 from pskd.workbench.runs.folder import RunFolder
@@ -34,7 +34,7 @@ from pskd.workbench.tasks.base import Evaluation, Task
 from pskd.workbench.train import build
 from pskd.workbench.train.nonfinite import NonFinite
 from pskd.workbench.train.observer import observers_of
-from pskd.workbench.train.progress import Progress, said_if_slow
+from pskd.workbench.train.progress import Progress, print_if_slow
 from pskd.workbench.train.record import epoch_line, heading, intention, logged, progress_text, provenance
 from pskd.workbench.train.saving import Saver
 from pskd.workbench.train.state import TrainingState
@@ -82,8 +82,8 @@ def train(
             return run.result()
         sharding.check(config)
         with contextlib.ExitStack() as stack:
-            with said_if_slow(intention(config)):
-                with blamed(f"data={config.data.name} cannot be loaded"):
+            with print_if_slow(intention(config)):
+                with error_context(f"data={config.data.name} cannot be loaded"):
                     task = tasks.create(config)
                 if config.train.calibrate:
                     check_calibrable(task)
@@ -115,8 +115,8 @@ class Trainer:
             torch.set_num_threads(min(settings.threads, os.cpu_count() or 1))  # more would wait for each other
         torch.manual_seed(settings.seed)
         self.name = f"model={config.model.name}"
-        with blamed(f"{self.name} cannot be built with its options"):
-            model = built(task.model).to(self.device)
+        with error_context(f"{self.name} cannot be built with its options"):
+            model = build_within_memory(task.model).to(self.device)
         self.still = build.freeze(model, task.head(model)) if settings.freeze == "backbone" else []
         shards = settings.shard and self.group.active
         if settings.channels_last and not shards:
@@ -222,7 +222,7 @@ class Trainer:
             for parameters, rate in zip(self.optimizer.param_groups, self.rates, strict=False):
                 parameters["lr"] = rate * factor
             first = not self.stepped  # what does not fit together shows in the first step
-            with blamed(f"{self.name} cannot be trained on these data") if first else contextlib.nullcontext():
+            with error_context(f"{self.name} cannot be trained on these data") if first else contextlib.nullcontext():
                 loss = self.train_step(step, batches, optim.lr * factor)
             self.stepped = True
             state.step += 1

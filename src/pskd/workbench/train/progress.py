@@ -19,7 +19,7 @@ SILENCE = 60  # seconds, after which even a screen that keeps every line gets on
 
 
 @contextlib.contextmanager
-def said_if_slow(text: str) -> Iterator[None]:
+def print_if_slow(text: str) -> Iterator[None]:
     """Print a line if what is done here takes longer than a person waits for one, on the first process."""
 
     def say() -> None:

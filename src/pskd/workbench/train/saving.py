@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from pskd.errors import STUMBLES, PskdError, folded
+from pskd.errors import RECOVERABLE, PskdError, single_line
 from pskd.memory.base import shards_of
 from pskd.methods import Method
 from pskd.plan import Stretch
@@ -108,8 +108,8 @@ class Saver:
         """Continue as if the processes that wrote this checkpoint had never stopped; there may be more or fewer now."""
         try:
             self._load(folder)
-        except (PskdError, *STUMBLES) as error:
-            why = folded(error) or type(error).__name__
+        except (PskdError, *RECOVERABLE) as error:
+            why = single_line(error) or type(error).__name__
             raise PskdError(f"checkpoint {folder} does not fit this run: {why}") from error
         self.group.barrier()
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pskd.errors import STUMBLES, PskdError
+from pskd.errors import RECOVERABLE, PskdError
 from pskd.workbench import registry
 from pskd.workbench.data.detection.annotations import Note, Problems, check_side
 from pskd.workbench.data.detection.reading import DetectionData, Wanted, from_notes
@@ -47,7 +47,7 @@ def coco_notes(root: Path, split: str, problems: Problems) -> tuple[list[Note], 
         notes = [
             Note(str(file), str(Path(folder, item["file_name"])), _size(item), by_image[item["id"]]) for item in images
         ]
-    except STUMBLES as error:
+    except RECOVERABLE as error:
         raise PskdError(f"'{file}' is not an annotation file in COCO's JSON ({error!r})") from error
     return notes, tuple(categories.values())
 

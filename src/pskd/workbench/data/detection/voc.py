@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from pskd.errors import STUMBLES, PskdError
+from pskd.errors import RECOVERABLE, PskdError
 from pskd.workbench import registry
 from pskd.workbench.data.detection.annotations import Note, Problems, check_side
 from pskd.workbench.data.detection.reading import DetectionData, Wanted, from_notes
@@ -82,7 +82,7 @@ def _notes(root: Path, files: Iterable[tuple[Any, Any]], problems: Problems) -> 
     for annotation, image in files:
         try:
             notes.append(_read(str(annotation), os.path.relpath(image, root)))
-        except (OSError, ElementTree.ParseError, *STUMBLES, RecursionError) as error:
+        except (OSError, ElementTree.ParseError, *RECOVERABLE, RecursionError) as error:
             problems.add(f"{annotation}: not an annotation in VOC's XML ({reason(error)})")
     return notes
 
