@@ -69,7 +69,7 @@ def _what(error: BaseException) -> tuple[int, str]:
     if isinstance(error, BrokenPipeError):
         return WRONG, ""  # whoever read our output has seen enough
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
-        return WRONG, f"there is not enough memory ({folded(error) or 'of this machine'}): take smaller sizes"
+        return WRONG, f"there is not enough memory ({single_line(error) or 'of this machine'}): take smaller sizes"
     if isinstance(error, OSError):
         return WRONG, single_line(in_words(error))
     if isinstance(error, RecursionError):
@@ -79,7 +79,7 @@ def _what(error: BaseException) -> tuple[int, str]:
     places = [frame for frame in traceback.extract_tb(error.__traceback__) if "pskd" in frame.filename]
     place = f" ({os.path.basename(places[-1].filename)}, line {places[-1].lineno})" if places else ""
     return UNEXPECTED, (
-        f"unexpected {type(error).__name__}: {folded(error)}{place}: this is a mistake of pskd, please report it"
+        f"unexpected {type(error).__name__}: {single_line(error)}{place}: this is a mistake of pskd, please report it"
         " (PSKD_TRACEBACK=1 shows more)"
     )
 

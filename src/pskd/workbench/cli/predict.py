@@ -97,7 +97,7 @@ def predict(
     for item in found:
         if isinstance(item, PskdError):
             broken += 1
-            show(json.dumps({"error": str(item)}) if as_json else f"pskd: {folded(item)}", error=not as_json)
+            show(json.dumps({"error": str(item)}) if as_json else f"pskd: {single_line(item)}", error=not as_json)
         elif table is not None:
             rows.append(item.row())
         else:

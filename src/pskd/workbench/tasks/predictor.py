@@ -151,7 +151,9 @@ class Predictor(ABC):
         except PskdError as error:
             raise PskdError(f"{path}: {error}") from error
         except Exception as error:  # whatever a library makes of options that a stranger wrote
-            raise PskdError(f"{path}: its model cannot be built ({type(error).__name__}: {folded(error)})") from error
+            raise PskdError(
+                f"{path}: its model cannot be built ({type(error).__name__}: {single_line(error)})"
+            ) from error
         weights.load(model, path)
         folder = RunFolder(run)
         wanted = device or (folder.config().train.device if folder.config_file.is_file() else "auto")
