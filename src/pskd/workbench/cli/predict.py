@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pskd.errors import PskdError
+from pskd.errors import PskdError, single_line
 from pskd.workbench.api import need_workbench
 from pskd.workbench.cli.options import AllowCode, Best, Json, RunPath, app, show
 

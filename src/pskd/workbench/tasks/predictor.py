@@ -14,7 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
-from pskd.errors import PskdError, error_context
+from pskd.errors import PskdError, error_context, single_line
 from pskd.workbench import registry
 from pskd.workbench.config import Config
 from pskd.workbench.models.modest import build_within_memory
