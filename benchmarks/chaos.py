@@ -1,11 +1,11 @@
-"""A run is killed again and again, its checkpoints damaged, its disk full: it must end as if nothing had happened.
+"""Kill a run again and again, damage its checkpoints, fill its disk: it must end as if nothing had happened.
 
     python benchmarks/chaos.py [KILLS [KIND...]]     (default 50 for each of 8 kinds; some 15 minutes)
 
 Every kind of run is first trained undisturbed. Then it is resumed and killed with SIGKILL at random instants, every
-third time while a checkpoint is being written, with several processes also one of them alone; in between the newest
-checkpoint is truncated or a byte of it flipped, or the disk is full. The finished run must have the same weights and
-metrics to the bit. Prints one line for each kind, and exits with 1 if one differs.
+third time while a checkpoint is written. Of several processes sometimes only one is killed. In between the newest
+checkpoint is truncated, or one of its bits is flipped, or the disk is full. The finished run must have exactly the same
+weights and metrics. Prints one line for each kind, and exits with 1 if one differs.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def tiny(*overrides: str, recipe: str = "digits") -> Config:
 
 
 def outcome(run: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
-    """What a finished run came to, without its times."""
+    """The metrics and weights of a finished run, without its times."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for record in records:
         del record["seconds"]
@@ -84,7 +84,7 @@ def equal(one: Path, other: Path) -> bool:
 
 
 class Storm:
-    """Disturbs a run until it has been killed ``kills`` times, then lets it finish."""
+    """Disturb a run until it has been killed ``kills`` times, then let it finish."""
 
     def __init__(self, start: Callable[[], list[int]], run: Path, draw: random.Random) -> None:
         self.start, self.run, self.draw = start, run, draw
@@ -108,9 +108,9 @@ class Storm:
         return self.seen
 
     def _wait_for_the_moment(self, children: list[int]) -> None:
-        """A random instant, or one within a checkpoint's writing; soon enough that a fast machine does not finish.
+        """Wait for a random instant, or until a checkpoint is written; not so long that a fast machine finishes.
 
-        Mostly of a run that has gone on: where it takes long to begin, all kills would come before its first step.
+        Mostly wait for a new checkpoint first: a run that starts slowly would never get to its first step.
         """
         begun, patience = self._saved_step(), time.monotonic() + LONGEST_START
         if self.draw.random() < 0.8:
@@ -147,7 +147,7 @@ class Storm:
 
 
 def _all_end(children: list[int]) -> None:
-    """The death of one ends the others, by themselves and soon; one that is still waiting for it is sent SIGTERM."""
+    """When one has died, the others must end soon. Those that still wait for it are sent SIGTERM."""
     deadline = time.monotonic() + LONGEST_END
     left = list(children)
     while left:
@@ -161,7 +161,7 @@ def _all_end(children: list[int]) -> None:
 
 
 def full_disk(work: Callable[[], object], limit: int = 20_000) -> Callable[[], None]:
-    """``work`` where no file can grow over ``limit`` bytes: writing fails in the middle, as on a full disk."""
+    """``work``, but no file can grow over ``limit`` bytes: writing fails in the middle, as on a full disk."""
 
     def limited() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -175,7 +175,7 @@ def full_disk(work: Callable[[], object], limit: int = 20_000) -> Callable[[], N
 
 
 def disturbed_study(base: Path, kills: int, draw: random.Random) -> tuple[bool, int]:
-    """A study whose workers are killed one by one, at any instant; whether each cell ends as if it had been alone."""
+    """Kill a study's workers at any instant; return whether each cell ends as an undisturbed run, and the kills."""
     settings = {word.partition("=")[0]: yaml.safe_load(word.partition("=")[2]) for word in DIGITS}
     settings |= {"epochs": max(3, kills), "train.save_every": "2 steps", "eval.every": 1000}
     file = StudyFile(about="", recipe="digits", settings=settings, axes={"method": ["hard", "ps_kd"], "seed": [0, 1]})
@@ -232,14 +232,14 @@ def main() -> None:
             good &= same and codes == {2}
             what = ", ".join(f"{count} {kind}" for kind, count in seen.items())
             print(
-                f"{name}: {'equal to the bit' if same else 'DIFFERENT'} after {what}, and a full disk (exit {codes});"
+                f"{name}: {'bit-exact' if same else 'DIFFERENT'} after {what}, and a full disk (exit {codes});"
                 f" {time.monotonic() - begun - alone:.0f} s, undisturbed {alone:.0f} s",
                 flush=True,
             )
         if not wanted or STUDY in wanted:
             same, killed = disturbed_study(base, kills, random.Random(0))
             good &= same
-            print(f"{STUDY}: {'equal to the bit' if same else 'DIFFERENT'} after {killed} kills", flush=True)
+            print(f"{STUDY}: {'bit-exact' if same else 'DIFFERENT'} after {killed} kills", flush=True)
     sys.exit(not good)
 
 

@@ -1,12 +1,12 @@
-"""Commands, settings, data and run folders that are odd, damaged or hostile: each must end with a word, and soon.
+"""Odd, damaged and hostile commands, settings, data and run folders: each must end soon, with one clear line.
 
     python benchmarks/fuzz.py --cases 5000 --seed 1     (about 20 minutes on one core)
-    python benchmarks/fuzz.py --seed 1 --case 1234      (one case again, with what it said)
+    python benchmarks/fuzz.py --seed 1 --case 1234      (one case again, with its output)
 
-Every case is a function of (seed, number). Demanded are: exit code 0 or 2 (130 after Ctrl-C); at most one line on
-standard error, which begins with `pskd:`; no traceback; less than 20 seconds and 2 GB; no file outside of its folder
-changed; no code run. Most cases are forks of one process, which has everything loaded; some are real processes.
-Prints a line for each kind of case, every failure, and exits with 1 if there is one.
+Every case is a function of (seed, number). It must have exit code 0 or 2 (130 after Ctrl-C), at most one line on
+standard error, which begins with `pskd:`, no traceback, less than 20 seconds and 2 GB; it may change no file outside of
+its folder and run no code. Most cases are forks of one process that has loaded everything; some are real processes.
+Prints a line for each kind of case and every failure; exits with 1 if there is one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from fuzzing import data_files, folders, settings
 from fuzzing.case import TINY, TINY_SCENES, TINY_TEXT, Case, Generator, Templates
-from fuzzing.judge import Verdict, judged
+from fuzzing.judge import Verdict, judge_case
 
 PROCESSES = 0.01  # of the cases: a start takes seconds
 OTHERS = {"thesis.txt": "years of work", "model.safetensors": "weights", "metrics.jsonl": "{}", "report.html": "mine"}
@@ -68,9 +68,9 @@ KINDS: dict[str, tuple[int, Generator]] = {
 
 
 def templates_in(folder: Path, images_only: bool) -> Templates:
-    """Small runs, made once; whatever a case may need is loaded by the way.
+    """Small runs, made once; this also loads what the cases need.
 
-    With ``images_only``, runs of classification stand for the others: the libraries of those take seconds to load.
+    With ``images_only``, runs of classification replace the others, whose libraries take seconds to load.
     """
     import yaml
     from PIL import Image
@@ -125,13 +125,13 @@ def run_case(
         name = kind or draw.choices(list(KINDS), [share for share, _ in KINDS.values()])[0]
         make = KINDS[name][1] if name in KINDS else surroundings
     case = make(draw, here, templates)
-    return name, case, judged(case, here)
+    return name, case, judge_case(case, here)
 
 
-def rage(
+def run_cases(
     cases: range, seed: int, kind: str | None = None, *, show: bool = False, images_only: bool = False
 ) -> tuple[Counter[str], list[str]]:
-    """Run cases; returns how many of each kind there were, and a line for each that failed."""
+    """Run cases; returns the number of each kind, and a line for each that failed."""
     count: Counter[str] = Counter()
     failures: list[str] = []
     with tempfile.TemporaryDirectory(prefix="pskd-fuzz-") as place:
@@ -145,11 +145,11 @@ def rage(
                 print(f"{count.total()} of {len(cases)} cases, {len(failures)} failed", file=sys.stderr, flush=True)
             if verdict.wrong:
                 words = " ".join(map(_shown, case.words))
-                said = verdict.said.strip()[-300:] if verdict.wrong.startswith("exit") else ""
-                failures.append(f"{name} {number}: {verdict.wrong}: pskd {words}: {said}")
+                text = verdict.stderr.strip()[-300:] if verdict.wrong.startswith("exit") else ""
+                failures.append(f"{name} {number}: {verdict.wrong}: pskd {words}: {text}")
                 print(failures[-1], flush=True)
             if show:
-                print(f"{case}\n{verdict.seconds:.2f} s, standard error:\n{verdict.said}")
+                print(f"{case}\n{verdict.seconds:.2f} s, standard error:\n{verdict.stderr}")
                 kept = Path(tempfile.gettempdir(), "fuzz-case")
                 shutil.rmtree(kept, ignore_errors=True)
                 shutil.move(base / "case", kept)  # a copy of a sparse file would fill the disk
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
-    parser.add_argument("--case", type=int, help="this case only, with what it said")
+    parser.add_argument("--case", type=int, help="this case only, with its output")
     parser.add_argument("--kind", choices=[*KINDS, "surroundings"], help="cases of one kind only")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -174,7 +174,7 @@ def main() -> None:
     cases = range(options.first, options.first + options.cases)
     if options.case is not None:
         cases = range(options.case, options.case + 1)
-    count, failures = rage(cases, options.seed, options.kind, show=options.case is not None)
+    count, failures = run_cases(cases, options.seed, options.kind, show=options.case is not None)
     for name, number in count.items():
         print(f"{name}: {number} cases, {sum(line.startswith(name) for line in failures)} failed")
     print(f"{count.total()} cases, {len(failures)} failed, {time.monotonic() - begun:.0f} s")

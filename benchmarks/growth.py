@@ -36,7 +36,7 @@ from pskd.workbench.report.page import report
 from pskd.workbench.runs.checkpoint import Checkpoints
 from pskd.workbench.runs.group import Group
 from pskd.workbench.tasks.base import Shown
-from pskd.workbench.tasks.classification.details import detailed
+from pskd.workbench.tasks.classification.predictor import class_details
 from report import made_up
 
 BATCH, SLACK = 128, 0.15
@@ -113,7 +113,7 @@ def evaluation(samples: int, classes: int) -> Cost:
     def work() -> None:
         scores = functional.score_samples(log_probs, labels, from_logits=True)
         functional.summarize(scores)
-        detailed(scores, log_probs.argmax(1), labels, names)
+        class_details(scores, log_probs.argmax(1), labels, names)
 
     return cost(work)
 

@@ -39,10 +39,9 @@ from pskd.random import uniform
 from pskd.workbench.augment import Augment
 from pskd.workbench.augment.geometry import ATTEMPTS, random_boxes
 from pskd.workbench.data import ImageData, OnDisk, Split
-from pskd.workbench.data.caching import Caching
+from pskd.workbench.data.caching import Caching, Kept, Preparation
 from pskd.workbench.data.folder import MEAN, STD, photo_view
-from pskd.workbench.data.pictures import FromSource
-from pskd.workbench.data.prepared import Kept, Preparation
+from pskd.workbench.data.pictures import Picture
 from pskd.workbench.data.view import decode
 
 IMAGES, CLASSES, BATCH, WORKERS, SIZE = 560, 8, 64, 2, 224
@@ -114,7 +113,7 @@ def stages(root: Path, strength: float, rounds: int) -> None:
     some = [Path(path) for path, _ in theirs.samples[:: max(1, len(theirs) // 64)]]
     number, count = {str(path): place for place, (path, _) in enumerate(theirs.samples)}, len(some)
     whole = [decode(path, 3) for path in some]
-    kept = [Preparation(view.resize, "torch").made(image, view) for image in whole]
+    kept = [Preparation(view.resize, "torch").prepare(image, view) for image in whole]
     draws = uniform(torch.arange(count), seed=0, epoch=0, stream="box", draws=2 * ATTEMPTS + 2)
 
     def boxes(sizes: list[tuple[int, int]]) -> list[tuple[int, int, int, int]]:
@@ -134,10 +133,10 @@ def stages(root: Path, strength: float, rounds: int) -> None:
         "ImageFolder, all of it": lambda: torch.stack([theirs[number[str(path)]][0] for path in some]),
         "decode": lambda: [decode(path, 3) for path in some],
         "decode, crop, resize by Pillow": lambda: [
-            FromSource(path, view).cut(box) for path, box in zip(some, of_whole, strict=True)
+            Picture(path, view).cut(box) for path, box in zip(some, of_whole, strict=True)
         ],
         "decode, crop, resize by torch": lambda: [
-            FromSource(path, view, "torch").cut(box) for path, box in zip(some, of_whole, strict=True)
+            Picture(path, view, "torch").cut(box) for path, box in zip(some, of_whole, strict=True)
         ],
         "crop, resize what is kept": lambda: [
             Kept(entry, view, "torch").cut(box) for entry, box in zip(kept, of_kept, strict=True)

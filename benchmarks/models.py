@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pskd.workbench import models
-from pskd.workbench.models import pyramidnet
-from pskd.workbench.models.densenet import DenseLayer
+from pskd.workbench.models.families import pyramidnet
+from pskd.workbench.models.families.densenet import DenseLayer
 
 Add = Callable[[Tensor, Tensor], Tensor]
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -38,8 +38,7 @@ from pskd.workbench.models.seq2seq import translation_limit
 from pskd.workbench.recipes import read_recipe
 from pskd.workbench.runs.folder import RunFolder
 from pskd.workbench.runs.group import Group
-from pskd.workbench.tasks.translation.predictor import TranslationPredictor, load_data
-from pskd.workbench.tasks.translation.scores import Encoded, translate_split
+from pskd.workbench.tasks.translation.predictor import Encoded, TranslationPredictor, load_data
 from pskd.workbench.tasks.translation.task import Translation
 from pskd.workbench.train.loop import train
 
@@ -163,7 +162,7 @@ def compare_evaluation(config: Any, used: TranslationPredictor, sentences: int |
 
     def ours() -> None:
         split = Encoded.of(pairs.subset(chunks[turn["ours"]].tolist()), used.tokenizer)
-        done = translate_split(model, split, used.tokenizer, config, used.device, Group())
+        done = used.evaluate(split, config, Group())
         found["ours"] += done.predictions["translation"].tolist()
         turn["ours"] += 1
 
@@ -178,7 +177,7 @@ def compare_evaluation(config: Any, used: TranslationPredictor, sentences: int |
         turn["one by one"] += 1
 
     warm = Encoded.of(pairs.subset([0]), used.tokenizer)
-    translate_split(model, warm, used.tokenizer, config, used.device, Group())
+    used.evaluate(warm, config, Group())
     seconds = alternate(ours, one_by_one, rounds=CHUNKS, clock=time.process_time, warmup=0)
     own, other = (score_translations(texts, pairs.target)[0]["bleu"] for texts in found.values())
     differing = sum(one != two for one, two in zip(*found.values(), strict=True))

@@ -51,9 +51,9 @@ def main() -> int:
             write(str(page.relative_to(ROOT)), with_links(page))
     # A page that is taken from the cache keeps its warnings to itself.
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", str(ROOT / "zensical.toml")]
-    build_within_memory = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    said = re.sub(r"\x1b\[[\d;]*m", "", build_within_memory.stdout + build_within_memory.stderr)  # without its colours
-    problems = [said] if build_within_memory.returncode or re.search(r"^(griffe|Warning)\b", said, re.MULTILINE) else []
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    output = re.sub(r"\x1b\[[\d;]*m", "", built.stdout + built.stderr)  # without its colours
+    problems = [output] if built.returncode or re.search(r"^(griffe|Warning)\b", output, re.MULTILINE) else []
     if not problems:
         problems = [*dict.fromkeys(dead_links()), *missing_names()]
     print(*problems, sep="\n", end="\n" if problems else "")
@@ -108,7 +108,7 @@ def cards_by_file() -> dict[Path, str]:
 def cards() -> str:
     parts = [
         "# The methods' cards\n\nMade from the methods' own docstrings. [Methods](methods.md) compares their costs; "
-        "what all of them can do is said at [`pskd.Method`][pskd.Method].\n"
+        "what all of them can do is output at [`pskd.Method`][pskd.Method].\n"
     ]
     for name, kind in method_classes().items():
         shown = f"::: {public(kind)}\n    options:\n      heading_level: 2\n      members: false\n"
@@ -117,12 +117,14 @@ def cards() -> str:
 
 
 def settings_table(kind: type) -> str:
-    found = kind.settings()  # type: ignore[attr-defined]
-    if not found:
+    from pskd.settings import allowed
+    from pskd.workbench.config.methods import method_settings
+
+    settings = method_settings(kind).values()
+    if not settings:
         return ", without settings."
-    cells = [(f"`method.{each.name}`", default(each), each.doc.replace("|", "\\|")) for each in found.values()]
-    rows = "\n".join(f"| {' | '.join(row)} |" for row in cells)
-    return f"\n\n| setting | default | |\n|---|---|---|\n{rows}"
+    rows = [f"| `method.{each.name}` | {default(each)} | {allowed(each.annotation)} |" for each in settings]
+    return "\n".join(["\n", "| setting | default | allowed |", "|---|---|---|", *rows])
 
 
 def default(setting: object) -> str:

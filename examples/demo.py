@@ -5,14 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from pskd.workbench.config import resolve
-from pskd.workbench.recipes import read_recipe
+import pskd
 from pskd.workbench.report.page import report
 from pskd.workbench.report.tables import comparison
-from pskd.workbench.train.loop import train
 
 RUNS = Path("runs/demo")
-# Ten training images per class and no augmentation: few enough that a plain model becomes over-confident.
+# Ten training images per class and no augmentation: so few that a plain model becomes over-confident.
 SETTINGS = ["data.per_class=10", "augment.crop=none", "epochs=100", "eval.every=20"]
 
 
@@ -22,7 +20,7 @@ def main() -> None:
         out, words = RUNS / method, [*SETTINGS, f"method={method}"]
         shutil.rmtree(out, ignore_errors=True)
         print(f"\n{label}: pskd train digits {' '.join(words)} --out {out}")
-        results[label] = train(resolve(read_recipe("digits"), words, name="digits"), out)
+        results[label] = pskd.train("digits", *words, out=out).result
         folders.append(out)
     seed = results["PS-KD"]["seed"]
     print(f"\nTest set of the embedded digits, 100 training images, last epoch, one seed ({seed}); * is better\n")

@@ -1,6 +1,6 @@
 """The bones of timm's train.py with PS-KD: two lines of it change, both marked.
 
-Without ``--data-dir`` it trains a tiny network on the embedded digits, for a few seconds; ``--resume`` goes on from a
+Without ``--data-dir`` it trains a tiny network on the embedded digits, for a few seconds; ``--resume`` continues from a
 checkpoint of timm's.
 """
 

@@ -17,12 +17,12 @@ import torch
 from PIL import Image
 
 from pskd.workbench.data import detection
-from pskd.workbench.data.detection import Scenes
+from pskd.workbench.data.detection import SceneSplit
 
 MARGIN = 0.1
 
 
-def cut(scenes: Scenes, classes: tuple[str, ...], out: Path, smallest: int) -> int:
+def cut(scenes: SceneSplit, classes: tuple[str, ...], out: Path, smallest: int) -> int:
     """Write every object that is wanted to OUT/CLASS/IMAGE-NUMBER.png; returns how many."""
     assert isinstance(scenes.source, Path)
     for name in classes:

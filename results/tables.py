@@ -1,7 +1,7 @@
-"""The tables of differences on these pages, and the maps of `when-it-helps`, from the CSV files beside them.
+"""The tables of differences on these pages, and the maps of `when-it-helps`, made from the CSV files beside them.
 
-python results/tables.py        prints the rows of each table; a test holds the pages to them
-python results/tables.py DIR    draws the maps, too
+python results/tables.py        prints the rows of each table; a test compares the pages with them
+python results/tables.py DIR    also draws the maps
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pskd.workbench.report.figure import Figure
-from pskd.workbench.report.maps import maps
+from pskd.workbench.report.figure import Figure, Palette
+from pskd.workbench.report.figures import Frame
+from pskd.workbench.report.figures.study import draw_maps
 from pskd.workbench.report.significance import LEVEL, interval, paired_chance
 from pskd.workbench.study.cells import Show
 from pskd.workbench.study.results import Collection, Row, method_title
 
-Seeds = dict[int, dict[str, str]]  # the lines of one setting, by seed
+Seeds = dict[int, dict[str, str]]  # the CSV lines of one setting, by seed
 
 HERE = Path(__file__).parent
 PLACES = {"top1_error": 2, "nll": 3, "ece": 1, "aurc": 1}  # the metrics of a table, and their decimals
 PLAIN = "0.0"  # the alpha of plain cross-entropy
-NAMES = {  # of methods with options; the others have the library's names
+MENDED = {"elr", "crl", "tf_kd", "tf_kd; variant=reg", "byot"}  # methods that were run again since
+NAMES = {  # of some methods with options; the others are named as in the library
     "tf_kd": "TF-KD, self",
     "tf_kd; variant=reg": "TF-KD, reg",
     "zipf_ls": "Zipf's LS",
@@ -45,7 +47,7 @@ def main() -> None:
 
 
 def pages() -> dict[str, list[str]]:
-    """The rows that must stand on each page; a page may add columns to them."""
+    """The rows that each page must have; a page may add columns to them."""
     noise = {share: lambda key, share=share: key.endswith(f"; noise={share}") for share in (0.2, 0.4)}
     return {
         "better-memory": [*side_by_side("better-memory/validation.csv", "ps_kd")],
@@ -59,8 +61,12 @@ def pages() -> dict[str, list[str]]:
         "self-distillation": [
             row
             for data in ("fashion-mnist", "cifar100")
-            for baseline, chosen in (("hard", bool), ("ps_kd", lambda key: key.startswith("ps_kd")))
-            for row in side_by_side(f"self-distillation/{data}.csv", baseline, chosen)
+            for file, baseline, chosen in (
+                (data, "hard", lambda key: key not in MENDED),
+                (f"{data}-mended", "hard", bool),
+                (data, "ps_kd", lambda key: key.startswith("ps_kd")),
+            )
+            for row in side_by_side(f"self-distillation/{file}.csv", baseline, chosen)
         ]
         + [*repeated()],
         "when-it-helps": [
@@ -73,7 +79,7 @@ def pages() -> dict[str, list[str]]:
 
 
 def side_by_side(file: str, baseline: str, chosen: Callable[[str], bool] = bool) -> Iterator[str]:
-    """The baseline's mean and deviation; differences from it, bold beyond chance, the lowest error first."""
+    """The baseline's mean and deviation, then differences from it, lowest error first, significant ones bold."""
     runs = {key: seeds for (key,), seeds in read(file, ["method"]).items() if chosen(key)}
     plain = runs.pop(baseline)
     spread = (
@@ -87,7 +93,7 @@ def side_by_side(file: str, baseline: str, chosen: Callable[[str], bool] = bool)
 
 
 def repeated() -> Iterator[str]:
-    """The error of three trainings of each seed, minus plain cross-entropy; then every metric of each seed's mean."""
+    """Three trainings of each seed minus plain cross-entropy: the error of each, then every metric of their mean."""
     folder = "self-distillation"
     first, third = (read(f"{folder}/{file}.csv", ["method"]) for file in ("cifar100-before", "cifar100"))
     second = read("headline/runs.csv", ["data", "noise", "method"])
@@ -97,10 +103,10 @@ def repeated() -> Iterator[str]:
             (second["cifar100", "0", short], second["cifar100", "0", "hard"]),
             (third[key,], third["hard",]),
         ]
-        found = {metric: [differences(*pair, metric) for pair in times] for metric in PLACES}
-        errors = (change(each, "top1_error", bold=True) for each in found["top1_error"])
+        changes = {metric: [differences(*pair, metric) for pair in times] for metric in PLACES}
+        errors = (change(each, "top1_error", bold=True) for each in changes["top1_error"])
         means = {
-            metric: [statistics.fmean(of_seed) for of_seed in zip(*each, strict=True)] for metric, each in found.items()
+            metric: [statistics.fmean(seed) for seed in zip(*each, strict=True)] for metric, each in changes.items()
         }
         yield row(name(key), *errors, *(change(mean, metric, bold=True) for metric, mean in means.items()))
 
@@ -119,7 +125,7 @@ def headline() -> Iterator[str]:
 
 
 def by_field(file: str, alphas: Sequence[str]) -> Iterator[str]:
-    """A map as a table: a row for each metric and number of images, and in it each length of training."""
+    """A map as a table: a row for each metric and number of images, with a cell for each length of training."""
     fields = of_map(file)
     for metric in PLACES:
         for images in dict.fromkeys(images for images, _, _ in fields):
@@ -132,7 +138,7 @@ def by_field(file: str, alphas: Sequence[str]) -> Iterator[str]:
 
 
 def slices() -> Iterator[str]:
-    """The map's rows of CIFAR-100: 20 classes, then all of them."""
+    """The map's rows of CIFAR-100: 20 classes, then all 100."""
     few, every = (
         read(f"when-it-helps/{file}.csv", ["epochs", "alpha"]) for file in ("cifar100", "cifar100-100-classes")
     )
@@ -153,7 +159,7 @@ def slices() -> Iterator[str]:
 
 
 def figures() -> Iterator[Figure]:
-    """Those of each alpha and metric, by the code of the page."""
+    """The map of each alpha and metric, drawn by the code of the report."""
     axes = ("data.per_class", "epochs", "method.alpha")
     for file in ("runs.csv", "alphas.csv"):
         rows = [
@@ -162,30 +168,31 @@ def figures() -> Iterator[Figure]:
                 [_run(*each) for each in own.items()],
             )
             for (images, epochs, alpha), own in of_map(file).items()
-            if file == "runs.csv" or alpha != "0.8"  # that of today's code is drawn
+            if file == "runs.csv" or alpha != "0.8"  # both files have 0.8; runs.csv is of the newer code
         ]
-        yield from maps(Collection(file, "", rows, Show(map=axes[:2], columns=tuple(PLACES))))
+        collection = Collection(file, "", rows, Show(map=axes[:2], columns=tuple(PLACES)))
+        yield from draw_maps(Frame(collection, rows, Palette([])))
 
 
 def _run(seed: int, line: Mapping[str, str]) -> Any:
-    """What a map needs of a run."""
+    """The part of a run that a map needs."""
     return SimpleNamespace(seed=seed, metrics={metric: float(line[metric]) for metric in PLACES})
 
 
 def of_map(file: str) -> dict[tuple[str, ...], Seeds]:
-    """The settings of a map by images a class, epochs and alpha, five seeds each: one field has more, see its page."""
-    found = read(f"when-it-helps/{file}", ["images_per_class", "epochs", "alpha"])
-    ordered = sorted(found, key=lambda field: (int(field[0]), int(field[1]), field[2]))
-    return {field: {seed: found[field][seed] for seed in range(5)} for field in ordered}
+    """The settings of a map by images a class, epochs and alpha. Five seeds each: one field has more, see its page."""
+    fields = read(f"when-it-helps/{file}", ["images_per_class", "epochs", "alpha"])
+    order = sorted(fields, key=lambda field: (int(field[0]), int(field[1]), field[2]))
+    return {field: {seed: fields[field][seed] for seed in range(5)} for field in order}
 
 
 def read(file: str, by: Sequence[str]) -> dict[tuple[str, ...], Seeds]:
-    """The lines of a CSV file by the columns that name a setting."""
-    found: dict[tuple[str, ...], Seeds] = {}
+    """The lines of a CSV file, grouped by the columns that name a setting."""
+    settings: dict[tuple[str, ...], Seeds] = {}
     with (HERE / file).open(encoding="utf-8") as lines:
         for line in csv.DictReader(lines):
-            found.setdefault(tuple(line[column] for column in by), {})[int(line["seed"])] = line
-    return found
+            settings.setdefault(tuple(line[column] for column in by), {})[int(line["seed"])] = line
+    return settings
 
 
 def values(seeds: Seeds, metric: str) -> list[float]:
@@ -193,7 +200,7 @@ def values(seeds: Seeds, metric: str) -> list[float]:
 
 
 def differences(own: Seeds, plain: Seeds, metric: str) -> list[float]:
-    """Those of the seeds that both have."""
+    """The differences over the seeds that both have."""
     return [float(own[seed][metric]) - float(plain[seed][metric]) for seed in sorted(own.keys() & plain.keys())]
 
 
@@ -201,17 +208,17 @@ def of_runs(own: Seeds, plain: Seeds, metric: str, *, bold: bool = False) -> str
     return change(differences(own, plain, metric), metric, bold=bold)
 
 
-def change(found: Sequence[float], metric: str, *, bold: bool = False) -> str:
+def change(own: Sequence[float], metric: str, *, bold: bool = False) -> str:
     """`-0.83 ± 0.51`: mean and 95% interval of paired differences."""
     places = PLACES[metric]
-    mean, bounds = statistics.fmean(found), interval(found)
+    mean, bounds = statistics.fmean(own), interval(own)
     assert bounds is not None, "an interval needs two seeds"
     text = f"{mean:+.{places}f} ± {bounds[1] - mean:.{places}f}"
-    return f"**{text}**" if bold and paired_chance(found) < LEVEL else text
+    return f"**{text}**" if bold and paired_chance(own) < LEVEL else text
 
 
 def name(key: str) -> str:
-    """Of a method with its options, as a page says it."""
+    """A method with its options, as a page names it."""
     key, _, _ = key.partition("; noise=")
     method, *options = key.split("; ")
     return NAMES.get(key) or ", ".join([method_title(method), *(f"`{each.removesuffix('.0')}`" for each in options)])

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 from helpers import SMALL, pskd
@@ -27,29 +29,16 @@ def test_help_loads_no_torch() -> None:
     assert "train" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        [],
-        ["train"],
-        ["evaluate"],
-        ["predict"],
-        ["calibrate"],
-        ["export"],
-        ["recipes"],
-        ["recipes", "copy"],
-        ["study"],
-        ["study", "run"],
-        ["report"],
-        ["tune"],
-    ],
-)
-def test_every_command_has_help(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = pskd(capfd, *command, "--help")
+COMMANDS = ["", "train", "evaluate", "predict", "calibrate", "ensemble", "export", "report", "tune"]
+COMMANDS += ["recipes", "recipes copy", "study", "study run"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = pskd(capfd, *command.split(), "--help")
     assert code == 0
     assert "Usage: " in out
-    if command and command not in (["recipes"], ["study"]):
-        assert "Example" in out
+    assert ("Example" in out) == (command not in ("", "recipes", "study"))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +49,7 @@ def test_every_command_has_help(command: list[str], capfd: pytest.CaptureFixture
         (["train", "digits", "cifar10"], "'cifar10' is a second recipe"),
         (["train", "digits", "optim.lrr=1"], "did you mean optim.lr?"),
         (["train", "nothing.yaml"], "nothing.yaml: there is no such file"),
-        (["train", "--resume"], "--resume needs --out"),
+        (["train", "--resume"], "which run? name its folder: pskd train --resume --out FOLDER"),
         (["train", "--resume", "--out", "nowhere"], "has no config.yaml to resume from"),
         (["train", "digits", "model=resnet9"], "resnet9"),
         (["train", "digits", "model.widht=3"], "widht"),
@@ -87,7 +76,7 @@ def test_every_command_has_help(command: list[str], capfd: pytest.CaptureFixture
         (["export", "nowhere"], "Missing option '--format' (see pskd export --help)"),
     ],
 )
-def test_a_mistake_ends_in_one_line(
+def test_an_error_ends_in_one_line(
     words: list[str], message: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -109,6 +98,9 @@ def test_a_run_from_start_to_prediction(
     assert "run folder: runs/digits-ps_kd-0" in out
     run = "runs/digits-ps_kd-0"
     assert pskd(capfd, "train", "digits", *SMALL, "epochs=1")[2].endswith("or choose another --out\n")
+    assert pskd(capfd, "train", "digits", *SMALL, "epochs=1", "--resume")[1].endswith(
+        "run folder: runs/digits-ps_kd-0\n"
+    )
     code, out, _ = pskd(capfd, "evaluate", run, "--json")
     assert json.loads(out)["top1_error"] == json.loads(Path(run, "result.json").read_text())["top1_error"]
     from PIL import Image
@@ -170,6 +162,13 @@ def test_every_setting_is_listed(capfd: pytest.CaptureFixture[str]) -> None:
         assert f"  {line}" in out
 
 
+def test_what_the_laptop_scale_changes_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = pskd(capfd, "train", "cifar10", "scale=laptop", "data.root=nowhere")
+    assert code == 2
+    assert out.startswith("scale=laptop changes\n  scale: full, laptop\n")
+    assert "  train.epochs: 200, 30\n" in out
+
+
 def test_recipes(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "digits" in pskd(capfd, "recipes", "ls")[1]
@@ -194,7 +193,7 @@ def test_without_the_workbench_the_extra_is_named(missing: str, tmp_path: Path) 
     assert done.stderr.count("\n") == 1
 
 
-def test_nothing_that_a_terminal_obeys_is_printed(
+def test_no_control_characters_are_printed(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -208,7 +207,7 @@ def test_nothing_that_a_terminal_obeys_is_printed(
     settings = ["data.root=images", "data.image_size=8", "model=resnet8", "model.width=4", "epochs=1"]
     code, out, err = pskd(capfd, "train", "folder", *settings, "--out", f"run{red}")
     assert code == 0, err
-    said = [out, err]
+    output = [out, err]
     image = f"images/train/{names[0]}/1.png"
     for words in (
         ["predict", f"run{red}", image, f"missing{red}.png"],
@@ -221,17 +220,22 @@ def test_nothing_that_a_terminal_obeys_is_printed(
         [f"--{red}"],
     ):
         _, out, err = pskd(capfd, *words)
-        said += [out, err]
-    assert "cat\\x1b[31m" in said[2]
-    assert not [text for text in said if any(sign in text for sign in ("\x1b", "\x07", "\x9b", "\u202e"))]
+        output += [out, err]
+    assert "cat\\x1b[31m" in output[2]
+    assert not [text for text in output if any(sign in text for sign in ("\x1b", "\x07", "\x9b", "\u202e"))]
+
+
+@pytest.fixture
+def finished(tmp_path: Path, undisturbed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished run in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    copytree(undisturbed(), "run")
+    return Path("run")
 
 
 def test_a_full_disk_under_a_report_is_not_a_matter_of_resuming(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert pskd(capfd, "train", "digits", *SMALL, "epochs=1", "--out", "run")[0] == 0
-
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "report.html")
 
@@ -240,12 +244,8 @@ def test_a_full_disk_under_a_report_is_not_a_matter_of_resuming(
     assert (code, err) == (2, "pskd: report report.html: the disk is full; free some space, then run it again\n")
 
 
-def test_weights_that_were_lost_are_not_a_matter_of_resuming(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert pskd(capfd, "train", "digits", *SMALL, "epochs=1", "--out", "run")[0] == 0
-    Path("run/model.safetensors").unlink()
+def test_weights_that_were_lost_are_not_a_matter_of_resuming(capfd: pytest.CaptureFixture[str], finished: Path) -> None:
+    (finished / "model.safetensors").unlink()
     code, _, err = pskd(capfd, "predict", "run", "x.png")
     assert (code, err.count("\n")) == (2, 1)
     assert "run has lost its model.safetensors: copy it back, or train it again with another --out" in err

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from pskd.errors import PskdError
-from pskd.workbench.config import OptimConfig, differences, how, places, resolve, validated
+from pskd.workbench.config import (
+    MethodConfig,
+    OptimConfig,
+    changed,
+    describe,
+    differences,
+    places,
+    read_yaml,
+    resolve,
+    validated,
+    written,
+)
+from pskd.workbench.config.methods import build_memory, method_settings
 from pskd.workbench.recipes import read_recipe
+from pskd.workbench.registry import methods
 
 RECIPE = {"about": "x", "method": "ps_kd", "methods": {"ps_kd": {"alpha": 0.7}}, "epochs": 7, "optim": {"lr": 0.5}}
 
@@ -40,16 +56,30 @@ def test_a_method_takes_its_constants_from_the_recipe() -> None:
         ("task=classify", "task 'classify' is unknown; did you mean classification?"),
         ("model=", "model='' is not a name"),
         ("data.rot=x", "data.rot: unknown setting; did you mean data.root?"),
-        ("epochs=many", "train.epochs='many': input should be a valid integer"),
-        ("epochs=0", "train.epochs=0: input should be greater than or equal to 1"),
-        ("method.alpha=1.5", "method.alpha=1.5: input should be less than or equal to 1, or 'auto'"),
+        ("epochs=many", "train.epochs='many': must be a whole number"),
+        ("epochs=1.5", "train.epochs=1.5: must be a whole number"),
+        ("epochs=true", "train.epochs=True: must be a number, not true or false"),
+        ("epochs=0", "train.epochs=0: must be at least 1"),
+        ("epochs=3000000000", "train.epochs=3000000000: must be less than 2147483648"),
+        ("optim.lr=x", "optim.lr='x': must be a number"),
+        ("optim.betas=[0.9,2]", "optim.betas.1=2: must lie in [0, 1]"),
+        ("optim.betas=[0.9]", "optim.betas.1: is missing"),
+        ("optim.lr=.nan", "optim.lr=nan: must be a finite number"),
+        ("train.compile=7", "train.compile=7: must be true or false"),
+        ("train=7", "train=7: must hold settings as 'key: value' lines"),
+        ("train.accumulate=1000", "train: accumulate=1000 parts of a batch_size of 128: take fewer"),
+        ("train.trackers=[mlfow]", "train.trackers.0='mlfow': must be 'tensorboard', 'wandb' or 'mlflow'"),
+        ("model.width={a: 1}", "model.width={'a': 1}: must be a number, a word, true, false, or a list of these"),
+        ("method.alpha=1.5", "method.alpha=1.5: must lie in [0, 1], or 'auto'"),
+        ("data.shrink=0", "data.shrink=0: must be 'auto', or lie in [1, 16384]"),
         ("train.save_every=3 weeks", "train.save_every='3 weeks': write auto, '1 epoch', '10 minutes'"),
-        ("data.val_fraction=1", "data.val_fraction=1: input should be less than 1"),
+        ("data.val_fraction=1", "data.val_fraction=1: must lie in [0, 1)"),
         ("foo", "'foo' is not a setting: write key=value"),
         ("a=[", "a: '[' is not a valid value"),
+        ("a=\x1b", "a: '\\x1b' is not a valid value"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(override: str, message: str) -> None:
+def test_a_wrong_setting_is_refused_in_one_line(override: str, message: str) -> None:
     with pytest.raises(PskdError) as caught:
         resolve(RECIPE, [override])
     assert str(caught.value).startswith(message)
@@ -108,17 +138,83 @@ def test_the_laptop_overlay_is_that_of_the_task_that_is_asked_for() -> None:
 
 def test_what_says_only_where_and_how_is_marked_on_its_field() -> None:
     config = resolve({}, ["method=tf_kd", "method.teacher=x"])
-    assert how(config) >= {"data.download", "data.workers", "train.device", "train.threads", "train.save_every"}
-    assert places(config) - how(config) == {"recipe", "data.root", "data.cache", "method.teacher"}
-    assert "method.path" in places(resolve({}))
-    assert "train.seed" not in places(config)
+    assert places(config) >= {"data.download", "data.workers", "train.device", "train.threads", "train.save_every"}
+    assert places(config) >= {"recipe", "data.root", "data.cache", "method.teacher"}
+    assert {"train.seed", "data.name", "method.alpha"}.isdisjoint(places(config))
+    assert written(config) == {"data.cache"}
+    assert written(resolve({})) == {"data.cache", "method.path"}
 
 
 @pytest.mark.parametrize(
-    "recipe",
-    [{"methods": 3}, {"laptop": 3}, {"task": {}}, {"method": {"name": [1]}}, {"data": [1]}, {"train": 7}],
+    ("recipe", "message"),
+    [
+        ({"methods": 3}, "methods: expected settings as 'key: value' lines, got 3"),
+        ({"laptop": 3}, "laptop: expected settings as 'key: value' lines, got 3"),
+        ({"task": {}}, "task={} is not a name: write for example task=classification"),
+        ({"method": {"name": [1]}}, "method=[1] is not a name: write for example method=ps_kd"),
+        ({"data": [1]}, "data=[1] is not a name: write for example data=digits"),
+        ({"train": 7}, "train=7: must hold settings as 'key: value' lines"),
+        ({"optim": {"lr": {}}}, "optim.lr={}: must be a number"),
+        ({"epochs": {"a": 1}}, "train.epochs={'a': 1}: must be a whole number"),
+        ({1: {2: 3}}, "1: unknown setting; allowed are "),
+    ],
 )
-def test_sections_that_are_none_are_refused(recipe: dict[str, object]) -> None:
-    with pytest.raises(PskdError) as caught:
+def test_what_is_no_section_is_refused(recipe: dict[str, object], message: str) -> None:
+    with pytest.raises(PskdError, match=re.escape(message)) as caught:
         resolve(recipe)
     assert "\n" not in str(caught.value)
+
+
+def test_a_yaml_file_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path) -> None:
+    for text, message in (
+        ("a: \x1b", "not valid YAML (unacceptable character #x001b: control characters are not allowed in"),
+        ("a: 1\nb: [", "line 3: not valid YAML (did not find expected node content)"),
+        ("- 1", "expected settings as 'key: value' lines, got list"),
+        ("1: 2", "the setting 1 is not a name"),
+    ):
+        (tmp_path / "x.yaml").write_text(text)
+        with pytest.raises(PskdError, match=rf"x\.yaml.*{re.escape(message)}") as caught:
+            read_yaml(tmp_path / "x.yaml")
+        assert "\n" not in str(caught.value)
+
+
+def test_a_section_can_be_given_as_a_whole() -> None:
+    config = resolve({"optim": {}, **RECIPE}, ['method={"name": "cs_kd", "lam": 2}', "data={root: here}", "model={}"])
+    assert (config.method.name, config.method.options["lam"], config.data.root) == ("cs_kd", 2, "here")
+    assert (config.optim.lr, config.model.name) == (0.5, "resnet8")
+    assert changed(config, ["epochs=9", "method.lam=3"]).method.options["lam"] == 3
+    with pytest.raises(PskdError, match=r"train=3 is not a section of settings, so train.epochs cannot be set"):
+        resolve({"train": {}, "epochs": 2}, ["train=3"])
+    with pytest.raises(PskdError, match=re.escape("optim.lr=0.5 is not a section of settings, so optim.lr.x cannot")):
+        changed(config, ["optim.lr.x=1"])
+
+
+def test_settings_of_earlier_versions_have_their_new_names() -> None:
+    old = {"method": {"name": "cs_kd", "weight": 2.0, "class_weight": "balanced"}}
+    for config in (validated(old), resolve(old)):
+        assert (config.method.options["lam"], config.method.weight) == (2, "balanced")
+    assert resolve({}, ['method={"name": "cs_kd", "weight": 2}']).method.options["lam"] == 2
+    with pytest.raises(PskdError, match=r"method.class_weight is called method.weight now: method.weight=balanced"):
+        resolve({}, ["method.class_weight=balanced"])
+    with pytest.raises(PskdError, match=r"CS-KD's factor is method.lam now: method.lam=0.5"):
+        resolve({}, ["method.weight=0.5"])
+
+
+def test_every_setting_is_listed_and_described() -> None:
+    lines = describe()
+    for line in (
+        "  optim.lr=0.1  (must be a positive number)",
+        "  method.weight=  (balanced)",
+        "  method.alpha=0.8  (must lie in [0, 1], or auto)",
+        "  data.shrink=  (auto, or must lie in [1, 16384])",
+        "  train.patience=  (must be at least 1)",
+        "  augment.flip=True  (true, false)",
+        "        momentum: of a bank: a record becomes momentum * record + (1 - momentum) * prediction. The paper: 0.",
+    ):
+        assert lines.count(line) > 0, line
+    for name in methods.names():
+        method = methods.find(name)
+        described = f"{method.__doc__}{build_memory.__doc__}{MethodConfig.__doc__}"
+        for setting in method_settings(method):
+            assert re.search(rf"^ +(\w+, )*{setting}(, \w+)*: |`{setting}`", described, re.MULTILINE), (name, setting)
+            assert any(line.startswith(f"  method.{setting}=") for line in lines)

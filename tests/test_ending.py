@@ -1,4 +1,4 @@
-"""How a command ends: one line and an exit code, whatever ends it."""
+"""How a command ends: in one line and with an exit code, whatever ends it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 
 from pskd.errors import PskdError
 from pskd.workbench.cli import ending
+from pskd.workbench.train.loop import Interrupted
 
 
 @pytest.fixture(autouse=True)
@@ -25,19 +26,17 @@ def own_hook() -> Iterator[None]:
 
 
 ENDS = {
-    "a mistake": (PskdError("two\nlines"), 2, "pskd: two lines\n"),
+    "an error": (PskdError("two\nlines"), 2, "pskd: two lines\n"),
     "the system": (OSError(errno.EISDIR, "Is a directory", "there"), 2, "pskd: there: this is a folder, not a file"),
     "a full disk": (OSError(errno.ENOSPC, "No space left"), 2, "pskd: the disk is full"),
     "memory": (MemoryError(), 2, "pskd: there is not enough memory"),
-    "torch's memory": (
-        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-        2,
-        "pskd: there is not enough memory",
-    ),
-    "depth": (RecursionError("maximum"), 2, "pskd: something that was read is nested too deeply"),
+    "torch's memory": (RuntimeError("Allocator: can't allocate memory"), 2, "pskd: there is not enough memory"),
+    "a card's memory": (RuntimeError("CUDA out of memory"), 2, "pskd: there is not enough memory"),
+    "a run that can be resumed": (Interrupted(15, Path("run")), 143, "pskd: stopped; continue with: pskd train"),
+    "depth": (RecursionError("maximum"), 2, "pskd: a file or setting is nested too deeply"),
     "a reader that left": (BrokenPipeError(), 2, ""),
     "Ctrl-C": (KeyboardInterrupt(), 130, "pskd: stopped\n"),
-    "our own mistake": (KeyError("x"), 70, "pskd: unexpected KeyError: 'x'"),
+    "a bug": (KeyError("x"), 70, "pskd: unexpected KeyError: 'x'"),
 }
 
 
@@ -51,10 +50,10 @@ def test_every_end_has_a_line_and_a_code(
 
     with pytest.raises(SystemExit) as stop:
         work()
-    said = capfd.readouterr().err
+    output = capfd.readouterr().err
     assert stop.value.code == code
-    assert said.startswith(line)
-    assert said.count("\n") == bool(line)
+    assert output.startswith(line)
+    assert output.count("\n") == bool(line)
 
 
 def test_ctrl_c_many_times_is_heard_once(capfd: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +66,7 @@ def test_ctrl_c_many_times_is_heard_once(capfd: pytest.CaptureFixture[str]) -> N
             try:
                 many()
             finally:
-                many()  # while it is being dealt with
+                many()  # while it is being handled
 
     with pytest.raises(SystemExit) as stop:
         work()
@@ -112,10 +111,10 @@ def test_ctrl_c_while_modules_are_loaded(after: float, tmp_path: Path) -> None:
     while started.poll() is None:  # again and again, in case Python loses one in a destructor
         started.send_signal(signal.SIGINT)
         time.sleep(0.005)
-    said = started.communicate()[1]
+    output = started.communicate()[1]
     assert started.returncode == 130
-    assert said.count("\n") == 1
-    assert said.startswith("pskd: stopped")
+    assert output.count("\n") == 1
+    assert output.startswith("pskd: stopped")
 
 
 @pytest.mark.parametrize("variables", [{"RANK": "1"}, {"RANK": "x"}, {"RANK": "0", "WORLD_SIZE": "2"}])

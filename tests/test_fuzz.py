@@ -1,4 +1,4 @@
-"""A small part of `benchmarks/fuzz.py`; the whole of it is run by hand."""
+"""A small part of `benchmarks/fuzz.py`, which is run by hand."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ fuzz.PROCESSES = 0.0  # a start takes seconds
 kinds = ("settings", "recipe files", "searches", "commands", "places", "run folders", "arrays", "image folders")
 fuzz.KINDS = {name: fuzz.KINDS[name] for name in kinds}
 settings.RECIPES = {"digits": settings.RECIPES["digits"]}
-count, failures = fuzz.rage(range(40), seed=1, images_only=True)
+count, failures = fuzz.run_cases(range(40), seed=1, images_only=True)
 print(json.dumps([len(count), failures]))
 """
 
 
-def test_odd_commands_settings_data_and_folders_end_with_a_word(tmp_path: Path) -> None:
-    """In a process of its own: its cases are forks, which inherit nothing of other tests' threads."""
+def test_odd_commands_settings_data_and_folders_end_in_one_line(tmp_path: Path) -> None:
+    """In its own process, so that its cases, which are forks, inherit no threads of other tests."""
     paths = os.pathsep.join([str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

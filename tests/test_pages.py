@@ -232,7 +232,7 @@ def test_entry_points_of_the_page_are_known_groups() -> None:
 
 @pytest.mark.slow
 def test_two_processes(tmp_path: Path) -> None:
-    """The line with two hosts is that of tests/engine/test_distributed.py."""
+    """The line with two hosts is that of tests/train/test_distributed.py."""
     (two,) = [words for words in commands("docs/scaling.md", "torchrun") if "--nnodes" not in words]
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *two, *SMALL], cwd=tmp_path, capture_output=True, text=True

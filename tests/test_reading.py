@@ -1,4 +1,4 @@
-"""Files and sizes that others chose: bounded before anything is allocated."""
+"""Sizes of files and models are bounded before anything is allocated."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from pskd.workbench import space
 from pskd.workbench.config.yaml_file import MOST_NODES, parsed_yaml
 from pskd.workbench.models import create
 from pskd.workbench.models.modest import build_within_memory
-from pskd.workbench.reading import open_file, read_json, read_npz, read_text
-from pskd.workbench.space import check_fits, free_bytes, shown
+from pskd.workbench.reading import read_json, read_npz, read_text
+from pskd.workbench.space import check_fits, format_bytes, free_bytes
 
 
-def test_only_ordinary_files_are_opened(tmp_path: Path) -> None:
+def test_only_ordinary_files_of_text_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "large").write_bytes(b"x" * 11)
+    for name, content in (("large", b"x" * 100_001), ("bytes", b"\xff"), ("deep", b"[" * 100_000), ("cut", b"{")):
+        (tmp_path / name).write_bytes(content)
     handles = len(os.listdir("/proc/self/fd"))
     for place, why in (
         (tmp_path, "is a folder"),
@@ -32,26 +33,17 @@ def test_only_ordinary_files_are_opened(tmp_path: Path) -> None:
         (Path("/dev/zero"), "is a device"),
         (tmp_path / "none", "No such file"),
         (tmp_path / ("x" * 300), "too long"),
-        (tmp_path / "large", "11 bytes, more than the 10"),
         (Path("a\0b"), "no name of a file"),
+        (tmp_path / "large", "100,001 bytes, more than the 100,000"),
+        (tmp_path / "bytes", "no text in UTF-8"),
+        (tmp_path / "deep", "nested too deeply"),
+        (tmp_path / "cut", "not valid JSON"),
     ):
         with pytest.raises(PskdError, match=why):
-            open_file(place, most=10)
+            read_json(place, 100_000)
     assert len(os.listdir("/proc/self/fd")) == handles
-
-
-def test_text_and_json_say_what_is_wrong(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    for content, why in (
-        (b"\xff", "no text in UTF-8"),
-        (b"[" * 100_000, "nested too deeply"),
-        (b"{", "not valid JSON"),
-    ):
-        file.write_bytes(content)
-        with pytest.raises(PskdError, match=why):
-            read_json(file, 10**6)
-    file.write_bytes(b"{}")
-    assert (read_json(file, 10), read_text(file, 10)) == ({}, "{}")
+    (tmp_path / "cut").write_text("{}")
+    assert (read_json(tmp_path / "cut", 2), read_text(tmp_path / "cut", 2)) == ({}, "{}")
 
 
 def test_an_archive_is_not_unpacked_beyond_the_memory(tmp_path: Path) -> None:
@@ -76,11 +68,11 @@ def test_an_archive_is_not_unpacked_beyond_the_memory(tmp_path: Path) -> None:
         read_npz(file)
 
 
-def test_what_fits_is_said_in_words() -> None:
+def test_sizes_are_readable() -> None:
     check_fits(1, "it", "shrink it")
     with pytest.raises(PskdError, match=r"it needs 5\.0 PB|it needs 5,000\.0 TB of memory and there are .*: shrink it"):
         check_fits(5e15, "it", "shrink it")
-    assert [shown(number) for number in (2e6, 3.25e9, 1e30)] == ["2.0 MB", "3.2 GB", "far more"]
+    assert [format_bytes(number) for number in (2e6, 3.25e9, 1e30)] == ["2.0 MB", "3.2 GB", "far more"]
 
 
 def nine_times(begin: str, wrap: str) -> str:
@@ -116,16 +108,16 @@ def test_honest_yaml_is_read_with_its_aliases() -> None:
     assert len(parsed_yaml("[" + "1," * (MOST_NODES // 2) + "]", "here")) == MOST_NODES // 2
 
 
-TOO_LARGE: list[tuple[str, dict[str, float]]] = [
-    *(("resnet8", {"width": 10**6}), ("resnet8", {"width": 10**12}), ("resnet", {"depth": 6 * 10**7 + 2})),
-    ("torchvision:mobilenet_v2", {"width_mult": 1e9}),
-]
-
-
-@pytest.mark.parametrize(("name", "options"), TOO_LARGE)
-def test_a_model_that_does_not_fit_is_not_built(name: str, options: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        *(("resnet8", "width", 10**6), ("resnet8", "width", 10**12), ("resnet", "depth", 6 * 10**7 + 2)),
+        ("torchvision:mobilenet_v2", "width_mult", 1e9),
+    ],
+)
+def test_a_model_that_does_not_fit_is_not_built(name: str, option: str, value: float) -> None:
     with pytest.raises(PskdError, match=r"memory (and|than)|less deep"), error_context("model"):
-        build_within_memory(lambda: create(name, 10, **options))
+        build_within_memory(lambda: create(name, 10, **{option: value}))
 
 
 def test_a_model_that_fits_is_built_as_ever() -> None:
@@ -164,7 +156,7 @@ def test_a_large_model_is_counted_before_it_is_made(without_memory: bool, monkey
     assert begun[4:] == ["cpu", "meta"] + ["cpu"] * (not without_memory)
 
 
-def test_messages_are_folded_and_never_say_to_unpickle() -> None:
+def test_messages_have_one_line_and_never_advise_to_unpickle() -> None:
     advice = "Weights only load failed.\n(1) In PyTorch 2.6, re-running with weights_only=False may run code"
     assert single_line(advice) == "Weights only load failed."
     with pytest.raises(PskdError, match=r"^it fails \(KeyError: 'x'\)$"), error_context("it fails"):
@@ -175,8 +167,9 @@ def test_files_that_a_container_has_cached_are_no_memory_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(space, "_GROUP", tmp_path)
-    for limit, free in (("5000\n", 5000 - (4000 - 3500)), ("max\n", float("inf"))):
-        (tmp_path / "memory.max").write_text(limit)
-        (tmp_path / "memory.current").write_text("4000\n")
-        (tmp_path / "memory.stat").write_text("anon 500\nactive_file 1500\ninactive_file 2000\n")
-        assert space._container() == free
+    (tmp_path / "memory.current").write_text("4000\n")
+    (tmp_path / "memory.stat").write_text("anon 500\nactive_file 1500\ninactive_file 2000\n")
+    (tmp_path / "memory.max").write_text("5000\n")
+    assert free_bytes() == 5000 - (4000 - 3500)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_bytes() > 10**6

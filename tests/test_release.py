@@ -17,8 +17,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def jobs(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())["jobs"]
-    return found
+    parts: dict[str, Any] = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())["jobs"]
+    return parts
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -34,21 +34,21 @@ def test_every_job_makes_a_target_that_is_there(path: Any) -> None:
 
 
 def test_every_supported_python_and_the_lower_bounds_are_tested() -> None:
-    found = jobs("test")
-    versions = found["test"]["strategy"]["matrix"]["python"]
+    parts = jobs("test")
+    versions = parts["test"]["strategy"]["matrix"]["python"]
     oldest = PROJECT["requires-python"].removeprefix(">=")
     assert versions == [f"3.{minor}" for minor in range(int(oldest.partition(".")[2]), 15)]
-    (setup,) = [step["with"] for step in found["oldest"]["steps"] if "setup-python" in step.get("uses", "")]
+    (setup,) = [step["with"] for step in parts["oldest"]["steps"] if "setup-python" in step.get("uses", "")]
     assert setup["python-version"] == oldest
-    assert "make oldest PYTHON=python" in [step.get("run") for step in found["oldest"]["steps"]]
+    assert "make oldest PYTHON=python" in [step.get("run") for step in parts["oldest"]["steps"]]
 
 
 def test_a_tag_publishes_what_was_checked_without_a_password() -> None:
     text = (ROOT / ".github/workflows/publish.yml").read_text()
     assert yaml.safe_load(text)[True] == {"push": {"tags": ["v*"]}}  # YAML takes `on` for a truth
-    found = jobs("publish")
-    assert found["publish"]["needs"] == "build"
-    assert found["publish"]["permissions"] == {"id-token": "write"}
+    parts = jobs("publish")
+    assert parts["publish"]["needs"] == "build"
+    assert parts["publish"]["permissions"] == {"id-token": "write"}
     assert "secrets." not in text
 
 

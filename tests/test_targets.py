@@ -142,8 +142,8 @@ def soft_target(logits: Tensor, targets: Any, past: Past | None, alpha: float | 
         return batch.target
     classes = None if past.classes is None else flat(past.classes)
     known = None if past.known is None else past.known.flatten()
-    if batch.taken is not None:
-        known = batch.taken if known is None else known & batch.taken
+    if batch.valid is not None:
+        known = batch.valid if known is None else known & batch.valid
     return soften(batch.target, Past(flat(past.values), classes, known), alpha)
 
 

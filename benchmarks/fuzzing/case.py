@@ -1,4 +1,4 @@
-"""A case: a command, and what surrounds it."""
+"""A case: a command and its environment."""
 
 from __future__ import annotations
 

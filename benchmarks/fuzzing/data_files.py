@@ -135,20 +135,11 @@ def arrays(draw: random.Random, here: Path, templates: Templates) -> Case:
     name = draw.choice(list(content))
     old = content.pop(name)
     new: list[Any] = [
-        None,
-        old[:0],
-        old[0],
-        old[..., None],
-        old.astype(float),
-        old.astype(np.uint64) + np.uint64(2**63),
+        *(None, old[:0], old[0], old[..., None], old.astype(float), old.astype(np.uint64) + np.uint64(2**63)),
         -1 - old.astype(int),
     ]
     new += [
-        old.astype(int) + 10**9,
-        old.astype(str),
-        np.array(["x"]),
-        np.full(old.shape, np.nan),
-        old.astype(bool),
+        *(old.astype(int) + 10**9, old.astype(str), np.array(["x"]), np.full(old.shape, np.nan), old.astype(bool)),
         old.astype(object),
     ]
     new += [

@@ -1,4 +1,4 @@
-"""Cases of run folders and studies that come from strangers, or from a damaged disk."""
+"""Cases of run folders and studies that come from strangers or a damaged disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STRANGE = [*JSON_VALUES, "evil:thing", "evil:thing"]  # a folder may name code, 
 
 
 def run_folders(draw: random.Random, here: Path, templates: Templates) -> Case:
-    """A command on a copy of a run of which a file is another."""
+    """A command on a copy of a run with one changed file."""
     kind = draw.choices(["finished", "stopped", "text", "scenes"], [6, 4, 2, 2])[0]
     run = here / draw.choice(NAMES)
     shutil.copytree(getattr(templates, kind), run)
@@ -56,7 +56,7 @@ def run_folders(draw: random.Random, here: Path, templates: Templates) -> Case:
 
 
 def _harm(draw: random.Random, run: Path, file: Path) -> bool:
-    """Do something to a file of a run; says whether permissions are a part of it."""
+    """Damage a file of a run; returns whether its permissions were changed."""
     by_schema = SCHEMAS.get(file.suffix)
     if by_schema is not None and draw.random() < 0.6:
         by_schema(draw, file)
@@ -170,18 +170,7 @@ def _weights(draw: random.Random, file: Path) -> None:
 def _part(draw: random.Random, file: Path) -> None:
     tree = torch.load(file, weights_only=True)
     odd: list[Any] = [
-        None,
-        0,
-        -1,
-        2**70,
-        1.5,
-        "x",
-        [],
-        {},
-        torch.zeros(2),
-        torch.zeros(0),
-        torch.tensor(float("nan")),
-        True,
+        *(None, 0, -1, 2**70, 1.5, "x", [], {}, torch.zeros(2), torch.zeros(0), torch.tensor(float("nan")), True),
     ]
     torch.save(changed_tree(draw, tree, lambda: draw.choice(odd)), file)
 
@@ -209,7 +198,7 @@ SCHEMAS |= {".pt": _part, ".bin": _recorded}
 
 
 def study_folders(draw: random.Random, here: Path, templates: Templates) -> Case:
-    """A command on a copy of a study, all of whose cells are done, of which a file is another."""
+    """A command on a copy of a finished study with one changed file."""
     shutil.copytree(templates.study, here / "study", symlinks=True)
     top = [path for path in (here / "study").iterdir() if path.is_file()]
     files = top if draw.random() < 0.6 else [path for path in (here / "study").rglob("*") if path.is_file()]

@@ -1,4 +1,4 @@
-"""Runs a case, and says what is wrong with what it did."""
+"""Runs a case and judges how it ended."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from processes import obey_permissions
 
 from fuzzing.case import Case
 
-SECONDS, BYTES = 20.0, 2 * 2**30  # of a core's time and of memory, that a case may take
-HANG = 90.0  # seconds in which nothing is computed, also on a machine with much else to do
+SECONDS, BYTES = 20.0, 2 * 2**30  # what a case may take of a core's time and of memory
+HANG = 90.0  # seconds without any computation, on a busy machine too
 
 
 class Verdict(NamedTuple):
-    """``wrong`` is empty where all is well; ``said`` is what stood on standard error."""
+    """``wrong`` is empty if all is well; ``stderr`` is the text on standard error."""
 
     wrong: str
-    said: str
+    stderr: str
     seconds: float
 
 
-def judged(case: Case, here: Path) -> Verdict:
+def judge_case(case: Case, here: Path) -> Verdict:
     """Run a case in the folder ``here``, whose neighbour ``outside`` must stay as it is."""
     outside, errors = here.parent / "outside", here.parent / "stderr"
     before = _content(outside)
     with errors.open("wb") as stderr:
         child = _process(case, here, stderr.fileno()) if case.process else _fork(case, here, stderr.fileno())
     code, flood, seconds = _attend(child, case)
-    said = errors.read_text(errors="replace")
-    wrong = flood or _wrong(case, code, said, seconds)
+    text = errors.read_text(errors="replace")
+    wrong = flood or _wrong(case, code, text, seconds)
     if _content(outside) != before:
         wrong = wrong or "a file outside was changed"
     if any(path.name == "pwned" for path in (here / "pwned", outside / "pwned") if path.exists()):
         wrong = wrong or "code was run"
-    return Verdict(wrong, said, seconds)
+    return Verdict(wrong, text, seconds)
 
 
-def _wrong(case: Case, code: int, said: str, seconds: float) -> str:
-    lines = said.splitlines()
+def _wrong(case: Case, code: int, text: str, seconds: float) -> str:
+    lines = text.splitlines()
     allowed = {0, 2, 130, -signal.SIGINT} if case.interrupts else {0, 2}  # the last is 130 to a shell
-    if "Traceback" in said:
+    if "Traceback" in text:
         return f"traceback: {lines[-1][:120]}"
     if code not in allowed:
         return f"exit code {code}"
@@ -59,8 +59,8 @@ def _wrong(case: Case, code: int, said: str, seconds: float) -> str:
     if len(lines) > most or not all(line.startswith("pskd: ") for line in lines):
         return "more than one line on standard error, or one that does not begin with pskd:"
     if code == 2 and not lines and case.output == "file" and "--json" not in case.words:
-        return "exit code 2 without a word"
-    if "weights_only=False" in said:
+        return "exit code 2 without a message"
+    if "weights_only=False" in text:
         return "advice to unpickle"
     return "too slow" if seconds > SECONDS else ""
 
@@ -96,13 +96,13 @@ def _fork(case: Case, here: Path, stderr: int) -> int:
 
 
 def _watch(here: Path, walled: bool) -> Callable[[str, tuple[Any, ...]], None]:
-    """An audit hook that ends the process where it would write to a file that is not below its own folder.
+    """An audit hook that ends the process before it writes outside of its own folder.
 
-    Behind a wall it is told that permission is denied, and may make or remove nothing there either.
+    A walled process gets "permission denied" instead, and may make or remove nothing there either.
     """
 
     writing = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_TRUNC
-    changes = {"os.rename": 1, "os.truncate": 0}  # which word is the place
+    changes = {"os.rename": 1, "os.truncate": 0}  # which argument is the path
     changes |= {"os.mkdir": 0, "os.remove": 0, "os.rmdir": 0} if walled else {}
     below = (str(here), "/tmp/pymp-", "/tmp/torch")
 
@@ -162,12 +162,12 @@ def _standard_output(case: Case) -> None:
 
 
 def _attend(child: int, case: Case) -> tuple[int, str, float]:
-    """The exit code, what made it necessary to end the process, if anything did, and the core's time it took."""
+    """The exit code, the reason for ending the process, if there was one, and the seconds of a core."""
     begun, sent, flood, wait = time.monotonic(), 0, "", 0.002
     moved, used_then = begun, 0.0
     while True:
-        found, status, used = os.wait4(child, os.WNOHANG)
-        if found:
+        ended, status, used = os.wait4(child, os.WNOHANG)
+        if ended:
             return os.waitstatus_to_exitcode(status), flood, used.ru_utime + used.ru_stime
         now = time.monotonic()
         if case.interrupts and sent < case.interrupts[0] and now - begun > case.interrupts[1] + 0.02 * sent:

@@ -18,19 +18,7 @@ RECIPES = {"digits": TINY, "translation/numbers": TINY_TEXT, "detection/digits":
 OPTIONS = [f"model.{name}" for name in ("width", "depth", "blocks", "growth", "layers", "heads", "dropout", "inner")]
 OPTIONS += ["model.num_classes", "model.d_model", "model.init", "model.unknown", "model.in_channels", "model.name"]
 MADE_UP = [
-    "",
-    ".",
-    "a",
-    "data",
-    "model",
-    "method",
-    "task",
-    "scale",
-    "train",
-    "optim.lr.x",
-    "methods",
-    "laptop",
-    "about",
+    *("", ".", "a", "data", "model", "method", "task", "scale", "train", "optim.lr.x", "methods", "laptop", "about"),
 ]
 BOMB = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12))
 LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
@@ -133,17 +121,7 @@ def study_files(draw: random.Random, here: Path, templates: Templates) -> Case:
 
 
 RANGES = [
-    "0:1:0.1",
-    "1:0:0.1",
-    "0:1:1e-9",
-    "0:1:0",
-    "1..2000000000",
-    "5..1",
-    "1~0",
-    "0.01~1",
-    "a,b",
-    ",,,",
-    "0:1e308:1",
+    *("0:1:0.1", "1:0:0.1", "0:1:1e-9", "0:1:0", "1..2000000000", "5..1", "1~0", "0.01~1", "a,b", ",,,", "0:1e308:1"),
 ]
 RANGES += ["'a,b", "[1,2],[3]", "1e400:2:3", "0:1:-1", "-1..1", "9" * 400 + "..1", "1..9" + "9" * 400, "nan~1"]
 
@@ -159,17 +137,7 @@ def searches(draw: random.Random, here: Path, templates: Templates) -> Case:
 
 
 COMMANDS = [
-    "train",
-    "tune",
-    "evaluate",
-    "predict",
-    "ensemble",
-    "report",
-    "study",
-    "recipes",
-    "nothing",
-    "--version",
-    "-h",
+    *("train", "tune", "evaluate", "predict", "ensemble", "report", "study", "recipes", "nothing", "--version", "-h"),
 ]
 PLACES = ["run", "missing", "", ".", "..", "/", "/proc/x", "/dev/null", "/proc/self/mem", "x" * 300, "a/" * 2500 + "a"]
 PLACES += ["file.txt", "file.txt/x", "folder", "\udcff", "a\nb", "~", "$\\frac{$", "-", "link", "run/config.yaml"]
@@ -208,17 +176,10 @@ def places(draw: random.Random, here: Path, templates: Templates) -> Case:
     place, flag = draw.choice(PLACES), draw.choice(["-o", "--figures", "--tables"])
     case.words = draw.choice(
         [
-            ["report", "run", flag, place],
-            ["report", place],
-            ["train", "digits", *TINY, "--out", place],
-            ["train", "--resume", "--out", place],
-            ["evaluate", place],
-            ["evaluate", "run", "--root", place],
-            ["predict", "run", place],
-            ["predict", place, "file.txt"],
-            ["ensemble", "run", place],
-            ["recipes", "copy", "digits", place],
-            ["study", draw.choice(["work", "status", "stop"]), place],
+            *(["report", "run", flag, place], ["report", place], ["train", "digits", *TINY, "--out", place]),
+            *(["train", "--resume", "--out", place], ["evaluate", place], ["evaluate", "run", "--root", place]),
+            *(["predict", "run", place], ["predict", place, "file.txt"], ["ensemble", "run", place]),
+            *(["recipes", "copy", "digits", place], ["study", draw.choice(["work", "status", "stop"]), place]),
             ["train", "digits", *TINY, f"method.path={place}", "--out", "new"],
             ["train", "digits", *TINY, "method=tf_kd", f"method.teacher={place}", "--out", "new"],
             ["train", draw.choice(["folder", "digits"]), "data=folder", f"data.root={place}", "--out", "new"],

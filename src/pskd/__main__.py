@@ -1,4 +1,4 @@
-"""Where the command `pskd` starts; `python -m pskd` is the same, and torchrun starts it this way."""
+"""The command `pskd` starts here; so do `python -m pskd` and torchrun."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 def main() -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _stop)  # while modules are loaded, nothing has begun that would need an end
+        signal.signal(signal.SIGINT, _stop)  # nothing needs cleaning up while modules are loaded
     _open_standard_streams()
     try:
         from pskd.workbench.cli import main as command
@@ -26,7 +26,7 @@ def _stop(_number: int, _frame: Any) -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Where one is closed, the first file that is opened would take its place, and be printed into."""
+    """If one is closed, the next file to be opened would take its place, and output would be written into it."""
     for handle in range(3):
         try:
             os.fstat(handle)

@@ -16,9 +16,20 @@ from torch import Tensor
 
 from pskd.checks import ValueChecks, all_inside, allow_nonfinite, at_hand, improper, nonfinite_is_allowed
 from pskd.errors import PskdError
-from pskd.fused import Scaled, SoftCrossEntropy, class_sum, weighted
 from pskd.linear_head import Output, Part
-from pskd.targets import IGNORE_INDEX, REDUCTIONS, Past, Reduction, Target, Targets, soften
+from pskd.targets import (
+    IGNORE_INDEX,
+    REDUCTIONS,
+    Past,
+    Reduction,
+    Scaled,
+    SoftCrossEntropy,
+    Target,
+    Targets,
+    class_sum,
+    soften,
+    weighted,
+)
 from pskd.tensors import to_device
 
 __all__ = ["soft_cross_entropy"]
@@ -35,7 +46,7 @@ class Batch(NamedTuple):
     target: Target  # the labels in parts
     labels: Tensor | None  # (n) int64; None: the targets are not class indices
     distilled: Tensor | None  # (n), who is distilled; None: all
-    taken: Tensor | None  # (n), distilled and not ignored: where a memory is read and written; None: everywhere
+    valid: Tensor | None  # (n), distilled and not ignored: where a memory is read and written; None: everywhere
     share: Tensor | None  # (n), what a position counts in a mean, 0 where it is ignored; None: 1 everywhere
     masked: bool  # whether a class may be masked, with a logit of -inf; false: all were looked at, none is
     failed: Tensor | None  # (n), where there is no prediction: logits are not finite; None: nowhere
@@ -89,8 +100,8 @@ class Batch(NamedTuple):
         """The same positions with other logits (B, K, d1, ...) of the same student."""
         logits = self.flat(logits)
         log_p = log_likelihood(logits)
-        masked, failed = _check_logits(log_p, self.checks)
-        return self._replace(logits=logits, log_p=log_p, p=_p_at_hand(log_p), masked=masked, failed=failed)
+        p, masked, failed = _look_at(log_p, self.checks)
+        return self._replace(logits=logits, log_p=log_p, p=p, masked=masked, failed=failed)
 
     def unweighted(self) -> Batch:
         return self if self.weight is None else self._replace(weight=None)
@@ -110,10 +121,9 @@ def door(
     check_shapes(logits, targets, weight)
     positions = (logits.shape[0], *logits.shape[2:])
     mask = None if distilled is None else distilled_mask(distilled, positions, logits.device)
-    flat = _flat(logits)
+    flat = logits if logits.ndim == 2 else _flat(logits)
     log_p = log_likelihood(flat)
-    p = _p_at_hand(log_p)
-    masked, failed = _check_logits(log_p, checks)
+    p, masked, failed = _look_at(log_p, checks)
     labels = real = None
     if isinstance(targets, tuple):
         target, real = _mixed_target(targets, log_p, positions, ignore_index, checks)
@@ -124,12 +134,12 @@ def door(
         mass = None if real is None else real.to(log_p.dtype)
         ones = log_p.new_ones(1).expand(log_p.shape[0], 1) if mass is None else mass[:, None]
         target = Target(log_p.shape[1], 1, mass, labels[:, None], ones)
-    taken = real if mask is None or real is None else real & mask
+    valid = real if mask is None or real is None else real & mask
     share = target.mass
     if weight is not None and target.classes is not None and target.coefficients is not None:
         share = class_sum(target.coefficients * weight.to(log_p.dtype)[target.classes])
-    taken = mask if taken is None else taken
-    return Batch(flat, log_p, p, target, labels, mask, taken, share, masked, failed, weight, positions, part, checks)
+    valid = mask if valid is None else valid
+    return Batch(flat, log_p, p, target, labels, mask, valid, share, masked, failed, weight, positions, part, checks)
 
 
 def check_trains(output: Output) -> None:
@@ -151,6 +161,8 @@ def check_shapes(logits: Tensor, targets: Targets, weight: Tensor | None = None)
     else:
         raise PskdError(f"targets: a mixed pair is (a, b, lam), got a tuple of {len(targets)}")
     for name, label in given.items():
+        if label.dtype == torch.bool or label.is_complex():
+            raise PskdError(f"{name} must be class indices or class probabilities, got {label.dtype}")
         if label.is_floating_point() and name != "targets":
             raise PskdError(f"{name} must be class indices, got {label.dtype}")
         if tuple(label.shape) != (whole if label.is_floating_point() else positions):
@@ -189,11 +201,6 @@ def log_likelihood(logits: Tensor) -> Tensor:
     return torch.log_softmax(logits.detach(), 1, torch.promote_types(logits.dtype, torch.float32))
 
 
-def _p_at_hand(log_p: Tensor) -> Tensor | None:
-    """The softmax, on a CPU: made once for gradient and memory."""
-    return log_p.exp() if at_hand(log_p) else None
-
-
 def _flat(values: Tensor) -> Tensor:
     """(B, K, d1, ...) as (n, K)."""
     return values if values.ndim == 2 else values.movedim(1, -1).reshape(-1, values.shape[1])
@@ -212,17 +219,19 @@ def _flat_past(past: Past, like: Tensor) -> Past:
     return Past(_flat(past.values).to(like.dtype), classes, known, past.mass)
 
 
-def _check_logits(log_p: Tensor, checks: ValueChecks) -> tuple[bool, Tensor | None]:
-    """Whether a class may be masked, and which logits (n) make no prediction; these are reported.
+def _look_at(log_p: Tensor, checks: ValueChecks) -> tuple[Tensor | None, bool, Tensor | None]:
+    """The softmax, if it is at hand; whether a class may be masked; and which logits (n) make no prediction.
 
-    A NaN, a logit of +inf, or -inf in all classes makes all of a log softmax NaN, so one class tells.
+    The latter are reported. A NaN, a logit of +inf, or -inf in all classes makes all of a log softmax NaN, so one class
+    tells. On a CPU the softmax is made once for gradient and memory.
     """
+    p = None
     if at_hand(log_p):
-        lowest = float(log_p.amin()) if log_p.numel() else 0.0
+        p, lowest = log_p.exp(), float(log_p.amin()) if log_p.numel() else 0.0
         if math.isfinite(lowest):
-            return False, None
+            return p, False, None
         if not math.isnan(lowest):
-            return True, None
+            return p, True, None
     failed = log_p[:, 0].isnan()
     if not nonfinite_is_allowed():
         count = len(log_p)
@@ -233,7 +242,7 @@ def _check_logits(log_p: Tensor, checks: ValueChecks) -> tuple[bool, Tensor | No
                 " a division by zero in the model"
             ),
         )
-    return True, failed
+    return p, True, failed
 
 
 def _check_labels(
@@ -364,10 +373,10 @@ def soft_cross_entropy(
         check_past(past, batch.logits)
         if isinstance(alpha, Tensor):
             alpha = _per_position(alpha.to(batch.log_p), batch.positions)
-        if batch.taken is not None:
-            past = past._replace(known=batch.taken if past.known is None else past.known & batch.taken)
+        if batch.valid is not None:
+            past = past._replace(known=batch.valid if past.known is None else past.known & batch.valid)
         target = soften(target, past, alpha)
-        if past.classes is None and past.mass is None:  # nobody said that it sums to 1
+        if past.classes is None and past.mass is None:  # it need not sum to 1
             mass = torch.ones_like(batch.log_p[:, 0]) if target.mass is None else target.mass
             target = target._replace(mass=mass * (1 + past.trust(alpha) * (past.values.sum(1) - 1)))
     return reduce(batch.cross_entropy(target), batch.share, reduction, batch.positions)

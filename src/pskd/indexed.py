@@ -1,4 +1,4 @@
-"""Every training sample carries its index; and a data set has a fingerprint, so that stored rows stay its own."""
+"""Every training sample carries its index; and a data set has a fingerprint, so that a bank's records stay its own."""
 
 from __future__ import annotations
 

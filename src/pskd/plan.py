@@ -1,7 +1,7 @@
 """The order of the data: a pure function of (seed, epoch), so a resume needs no state of any loader.
 
-A host is what torchrun calls a node. Sample i belongs to host i % hosts for good, so its row in a bank never travels;
-each host shuffles its own samples among its processes. On one host this is the plain global shuffle.
+A host is what torchrun calls a node. Sample i belongs to host i % hosts for good, so its record never travels; each
+host shuffles its own samples among its processes. On one host this is the plain global shuffle.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ __all__ = ["EpochSampler"]
 
 
 class EpochSampler(Sampler[list[int]]):
-    """Batches of sample indices in which a bank's rows never travel: ``DataLoader(data, batch_sampler=...)``.
+    """Batches of sample indices in which a bank's records never travel: ``DataLoader(data, batch_sampler=...)``.
 
     Every sample comes once in an epoch, and all processes have the same number of batches: nothing is repeated to even
     them out. Sample i is always on host ``i % hosts``, whose processes share one bank; on one host this is the plain

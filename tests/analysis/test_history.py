@@ -20,17 +20,25 @@ from torch import Tensor
 
 from pskd.errors import PskdError
 from pskd.targets import Past
-from pskd.workbench.analysis import hard
+from pskd.workbench import registry
 from pskd.workbench.analysis import history as module
-from pskd.workbench.analysis.hard import rescaling
-from pskd.workbench.analysis.history import HELD, History, only_rescaled
+from pskd.workbench.analysis.history import History, is_rescaled
+from pskd.workbench.report.figures import training_samples
+from pskd.workbench.report.figures.training_samples import measure_rescaling
 from pskd.workbench.runs.group import Group
 from pskd.workbench.runs.history import HEADER, Epochs, block_size, read
 from pskd.workbench.study.results import Row, collect
 from pskd.workbench.tasks.base import Shown
 from pskd.workbench.train.loop import Interrupted, train
+from pskd.workbench.train.observer import make_observers
 
 HERE = torch.device("cpu")
+
+
+def read_epochs(path: Path) -> Epochs:
+    record = read(path)
+    assert record is not None
+    return record.of()
 
 
 def recorded(tmp_path: Path, *batches: tuple[object, ...], num_samples: int = 6) -> Epochs:
@@ -39,9 +47,7 @@ def recorded(tmp_path: Path, *batches: tuple[object, ...], num_samples: int = 6)
     for batch in batches:
         history.batch(Shown(*batch))  # type: ignore[arg-type]
     history.end_epoch(Group())
-    found = read(history.path)
-    assert found is not None
-    return found.of()
+    return read_epochs(history.path)
 
 
 def test_probabilities_are_those_of_the_softmax(tmp_path: Path) -> None:
@@ -49,34 +55,34 @@ def test_probabilities_are_those_of_the_softmax(tmp_path: Path) -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(500, 7, dtype=torch.float64) * 8, torch.randint(7, (500,))
     order = torch.randperm(500)
-    found = recorded(tmp_path, (order, logits.float(), labels, None), num_samples=500)
+    record = recorded(tmp_path, (order, logits.float(), labels, None), num_samples=500)
     probs = torch.softmax(logits, 1)
     target, maximum = probs.gather(1, labels[:, None])[:, 0].numpy(), probs.amax(1).numpy()
     by_sample = order.argsort().numpy()
     near = {"rtol": 2e-3, "atol": 3e-6}
-    np.testing.assert_allclose(found.target[0], target[by_sample], **near)
-    np.testing.assert_allclose(found.wrong[0], (1 - target)[by_sample], **near)
-    np.testing.assert_allclose(found.maximum[0], maximum[by_sample], **near)
-    np.testing.assert_array_equal(found.correct[0], (probs.argmax(1) == labels).numpy()[by_sample])
+    np.testing.assert_allclose(record.target[0], target[by_sample], **near)
+    np.testing.assert_allclose(record.wrong[0], (1 - target)[by_sample], **near)
+    np.testing.assert_allclose(record.maximum[0], maximum[by_sample], **near)
+    np.testing.assert_array_equal(record.correct[0], (probs.argmax(1) == labels).numpy()[by_sample])
 
 
 def test_a_certain_sample_is_not_taken_for_an_impossible_one(tmp_path: Path) -> None:
     logits = torch.tensor([[200.0, 0.0], [0.0, 200.0]])
-    found = recorded(tmp_path, (torch.tensor([0, 1]), logits, torch.tensor([0, 0]), None), num_samples=2)
-    assert found.target.tolist() == [[1.0, 0.0]]
-    assert found.wrong.tolist() == [[0.0, 1.0]]
-    assert found.correct.tolist() == [[True, False]]
+    record = recorded(tmp_path, (torch.tensor([0, 1]), logits, torch.tensor([0, 0]), None), num_samples=2)
+    assert record.target.tolist() == [[1.0, 0.0]]
+    assert record.wrong.tolist() == [[0.0, 1.0]]
+    assert record.correct.tolist() == [[True, False]]
 
 
 def test_only_plain_samples_are_recorded(tmp_path: Path) -> None:
     logits, labels = torch.zeros(3, 4), torch.tensor([0, 1, 2])
     pair = (labels, labels.flip(0), torch.tensor([1.0, 0.7, 1.0]))
-    found = recorded(
+    record = recorded(
         tmp_path,
         (torch.tensor([0, 1, 2]), logits, pair, None),
         (torch.tensor([3, 4, 5]), logits, labels, torch.tensor([False, True, False])),
     )
-    assert np.isnan(found.target[0]).tolist() == [False, True, False, True, False, True]
+    assert np.isnan(record.target[0]).tolist() == [False, True, False, True, False, True]
 
 
 def test_the_condition_of_the_rescaling() -> None:
@@ -87,14 +93,14 @@ def test_the_condition_of_the_rescaling() -> None:
     p = torch.softmax(logits, 1)
     expected = [all(alpha <= p[n, i] / past[n, i] for i in range(5) if i != labels[n]) for n in range(200)]
     assert 20 < sum(expected) < 180
-    assert only_rescaled(logits, labels, Past(past), alpha).tolist() == expected
-    assert only_rescaled(logits, labels, Past(past), torch.tensor(alpha)).tolist() == expected  # as alpha=auto has it
+    assert is_rescaled(logits, labels, Past(past), alpha).tolist() == expected
+    assert is_rescaled(logits, labels, Past(past), torch.tensor(alpha)).tolist() == expected  # as alpha=auto has it
     whole = Past(past.gather(1, order := past.argsort(1, descending=True)), order)
-    assert only_rescaled(logits, labels, whole, alpha).tolist() == expected
+    assert is_rescaled(logits, labels, whole, alpha).tolist() == expected
     top = Past(whole.values[:, :2], order[:, :2])
     spread = ((1 - top.values.sum(1, keepdim=True)) / 3).expand(-1, 5).scatter(1, top.classes, top.values)
-    dense = only_rescaled(logits, labels, Past(spread), alpha)
-    assert only_rescaled(logits, labels, top, alpha).tolist() == dense.tolist()
+    dense = is_rescaled(logits, labels, Past(spread), alpha)
+    assert is_rescaled(logits, labels, top, alpha).tolist() == dense.tolist()
 
 
 def as_first_format(path: Path) -> None:
@@ -116,19 +122,15 @@ def test_the_past_is_the_one_that_the_method_used(tmp_path: Path) -> None:
     top = past.gather(1, order)
     spread = ((1 - top.sum(1, keepdim=True)) / 3).expand(-1, 6).scatter(1, order, top)
     for given, whole in ((Past(past, None, known), past), (Past(top.float(), order, known), spread)):
-        method = SimpleNamespace(watch=None)
-        history = History(tmp_path / "history.bin", 300, HERE, method)  # type: ignore[arg-type]
+        history = History(tmp_path / "history.bin", 300, HERE)
         history.cut(0)
-        assert method.watch is not None
-        method.watch(logits, labels, given, 0.3)
+        history.compare(logits, labels, given, 0.3)
         history.batch(Shown(torch.arange(300), logits, labels, None))
         history.batch(Shown(torch.arange(100), logits[:100], labels[:100], None))  # one that had no past
         history.end_epoch(Group())
-        found = read(history.path)
-        assert found is not None
         expected = torch.where(known, 1 - whole.gather(1, labels[:, None])[:, 0], torch.nan)
         expected[:100] = torch.nan
-        np.testing.assert_allclose(found.of().past_wrong[0], expected.numpy(), rtol=2e-3, atol=3e-6)
+        np.testing.assert_allclose(read_epochs(history.path).past_wrong[0], expected.numpy(), rtol=2e-3, atol=3e-6)
 
 
 def factors_of_a_run(out: Path, *words: str) -> tuple[Row, list[np.ndarray]]:
@@ -137,7 +139,7 @@ def factors_of_a_run(out: Path, *words: str) -> tuple[Row, list[np.ndarray]]:
     Of each epoch from the second one on; of the samples that meet the condition.
     """
     direct: list[list[Tensor]] = []
-    original = History._compare
+    original = History.compare
 
     def spied(self: History, logits: Tensor, labels: Tensor, past: Past, alpha: float) -> None:
         z = logits.detach().double().requires_grad_()
@@ -147,10 +149,10 @@ def factors_of_a_run(out: Path, *words: str) -> tuple[Row, list[np.ndarray]]:
             hard = -y * z.log_softmax(1)
             norms = [torch.autograd.grad(loss.sum(), z, retain_graph=True)[0].abs().sum(1) for loss in (soft, hard)]
         original(self, logits, labels, past, alpha)
-        direct[-1].append((norms[0] / norms[1])[only_rescaled(logits, labels, past, alpha)])
+        direct[-1].append((norms[0] / norms[1])[is_rescaled(logits, labels, past, alpha)])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(History, "_compare", spied)
+        patch.setattr(History, "compare", spied)
         patch.setattr(History, "cut", lambda self, epochs, cut=History.cut: (direct.append([]), cut(self, epochs))[1])
         ended = History.end_epoch
         patch.setattr(History, "end_epoch", lambda self, group: (direct.append([]), ended(self, group))[1])
@@ -163,17 +165,17 @@ def factors_of_a_run(out: Path, *words: str) -> tuple[Row, list[np.ndarray]]:
 @pytest.mark.parametrize("words", [("method.memory=bank",), ("method.memory=snapshot",)])
 def test_the_rescaling_is_the_ratio_of_the_gradients_norms(tmp_path: Path, words: tuple[str, ...]) -> None:
     row, direct = factors_of_a_run(tmp_path / "run", *words)
-    found = rescaling(row)
-    assert found is not None
-    assert found.epochs.tolist() == [2, 3, 4, 5]
+    record = measure_rescaling(row)
+    assert record is not None
+    assert record.epochs.tolist() == [2, 3, 4, 5]
     for place, epoch in enumerate(direct):
         assert (epoch > -1e-9).all()
         expected = np.percentile(epoch, (25, 50, 75))
         np.testing.assert_allclose(
-            [found.lower[place], found.median[place], found.upper[place]], expected, rtol=0, atol=2e-3
+            [record.lower[place], record.median[place], record.upper[place]], expected, rtol=0, atol=2e-3
         )
-        assert found.share[place] == pytest.approx(len(epoch) / 200, abs=0.011)
-    assert (found.lower >= 0).all()
+        assert record.share[place] == pytest.approx(len(epoch) / 200, abs=0.011)
+    assert (record.lower >= 0).all()
 
 
 def test_a_record_of_the_first_format(tmp_path: Path) -> None:
@@ -181,12 +183,12 @@ def test_a_record_of_the_first_format(tmp_path: Path) -> None:
     for memory in ("bank", "snapshot"):
         out = tmp_path / memory
         row, _ = factors_of_a_run(out, f"method.memory={memory}")
-        exact, recorded = rescaling(row), read(out / "history.bin")
+        exact, recorded = measure_rescaling(row), read(out / "history.bin")
         assert recorded is not None
         whole, times = recorded.of(), recorded.times_correct()
         as_first_format(out / "history.bin")
         (collection,) = collect([out])
-        old, estimate = read(out / "history.bin"), rescaling(collection.rows[0])
+        old, estimate = read(out / "history.bin"), measure_rescaling(collection.rows[0])
         assert exact is not None
         assert old is not None
         for name in ("target", "wrong", "maximum", "correct", "rescaled"):
@@ -208,9 +210,7 @@ def test_a_run_of_the_first_format_goes_on_in_the_current_one(tmp_path: Path) ->
     for _ in range(3):
         history.batch(shown)
         history.end_epoch(Group())
-    recorded = read(history.path)
-    assert recorded is not None
-    before = recorded.of()
+    before = read_epochs(history.path)
     as_first_format(history.path)
     history.batch(shown)
     state = history.state(Group())
@@ -218,12 +218,12 @@ def test_a_run_of_the_first_format_goes_on_in_the_current_one(tmp_path: Path) ->
     resumed.cut(2)
     resumed.load(torch.cat((state[:8], state[-2:])))  # what a checkpoint of then holds
     resumed.end_epoch(Group())
-    found = read(history.path)
-    assert found is not None
-    assert found.version == 2
-    np.testing.assert_array_equal(found.of().target, before.target)
-    np.testing.assert_array_equal(found.of().correct, before.correct)
-    assert np.isnan(found.of().past_wrong).all()
+    record = read(history.path)
+    assert record is not None
+    assert record.version == 2
+    np.testing.assert_array_equal(record.of().target, before.target)
+    np.testing.assert_array_equal(record.of().correct, before.correct)
+    assert np.isnan(record.of().past_wrong).all()
 
 
 def test_a_killed_run_records_the_same(tmp_path: Path, undisturbed: Callable[..., Path]) -> None:
@@ -239,15 +239,15 @@ def test_a_killed_run_records_the_same(tmp_path: Path, undisturbed: Callable[...
     assert (out / "history.bin").read_bytes() == (whole / "history.bin").read_bytes()
     recorded = read(out / "history.bin")
     assert recorded is not None
-    found = recorded.of()
-    np.testing.assert_array_equal(recorded.times_correct(), found.correct.sum(0))
+    record = recorded.of()
+    np.testing.assert_array_equal(recorded.times_correct(), record.correct.sum(0))
     part = recorded.of([4, 5], np.array([3, 7]))
-    np.testing.assert_array_equal(part.wrong, found.wrong[4:, [3, 7]])
-    assert found.target.shape == (6, 200)
-    assert not np.isnan(found.target).any()
-    assert not found.rescaled[0].any()  # there is no past in the first epoch
-    assert found.rescaled[1].any()
-    assert (found.maximum >= found.target - 1e-3).all()
+    np.testing.assert_array_equal(part.wrong, record.wrong[4:, [3, 7]])
+    assert record.target.shape == (6, 200)
+    assert not np.isnan(record.target).any()
+    assert not record.rescaled[0].any()  # there is no past in the first epoch
+    assert record.rescaled[1].any()
+    assert (record.maximum >= record.target - 1e-3).all()
 
 
 def test_the_record_of_many_samples_lies_in_a_file_and_is_the_same(
@@ -256,7 +256,7 @@ def test_the_record_of_many_samples_lies_in_a_file_and_is_the_same(
     """Also where a run is stopped in the middle of an epoch, and parts do not end with a column."""
     monkeypatch.setattr(module, "HELD", 100)
     monkeypatch.setattr(module, "PART", 333)
-    monkeypatch.setattr(hard, "PART", 77)
+    monkeypatch.setattr(training_samples, "PART", 77)
     stopped, out = [], tmp_path / "run"
 
     def stop(self: History, shown: Shown, batch: Callable[..., None] = History.batch) -> None:
@@ -275,24 +275,23 @@ def test_the_record_of_many_samples_lies_in_a_file_and_is_the_same(
     assert (out / "history.bin").read_bytes() == (whole / "history.bin").read_bytes()
     assert not list(out.glob("*.scratch"))
     rows = [collect([folder])[0].rows[0] for folder in (out, whole)]
-    monkeypatch.setattr(hard, "PART", 1000)
-    for one, other in zip(rescaling(rows[0]) or (), rescaling(rows[1]) or (), strict=True):
+    monkeypatch.setattr(training_samples, "PART", 1000)
+    for one, other in zip(measure_rescaling(rows[0]) or (), measure_rescaling(rows[1]) or (), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert rescaling(rows[0]) is not None
+    assert measure_rescaling(rows[0]) is not None
 
 
-def test_more_samples_than_are_held_in_memory(tmp_path: Path) -> None:
-    count = HELD + 1_000_003
-    history = History(tmp_path / "history.bin", count, HERE, scratch=tmp_path / "scratch")
+def test_a_scratch_file_holds_many_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PART", 2**20)
+    count = 300_007
+    history = History(tmp_path / "history.bin", count, HERE, tmp_path / "scratch")
     history.cut(0)
-    seen = torch.tensor([0, HELD, count - 1])
+    seen = torch.tensor([0, count // 2, count - 1])
     for _ in range(2):
         history.batch(Shown(seen, torch.eye(3) * 9, torch.arange(3), None))
         history.end_epoch(Group())
     assert history.path.stat().st_size == HEADER + 2 * block_size(count)
-    found = read(history.path)
-    assert found is not None
-    known = ~np.isnan(found.of().target)
+    known = ~np.isnan(read_epochs(history.path).target)
     assert known.sum(1).tolist() == [3, 3]
     assert known[:, seen.numpy()].all()
 
@@ -309,9 +308,9 @@ def test_processes_add_up_their_records_part_by_part(tmp_path: Path, monkeypatch
         history.batch(Shown(torch.arange(60)[part], logits[part], labels[part], None))
     theirs: list[Tensor] = []
     group = SimpleNamespace(active=True, leader=True, sum=lambda part: part + theirs.pop(0))
-    theirs += [part.clone() for _, part in second._summed(Group())]
+    theirs += [part.clone() for _, part in second._sum_parts(Group())]
     assert torch.equal(first.state(group), alone.state(Group()))  # type: ignore[arg-type]
-    theirs += [part.clone() for _, part in second._summed(Group())]
+    theirs += [part.clone() for _, part in second._sum_parts(Group())]
     first.end_epoch(group)  # type: ignore[arg-type]
     alone.end_epoch(Group())
     assert first.path.read_bytes() == alone.path.read_bytes()
@@ -335,11 +334,19 @@ def test_it_can_be_turned_off_and_missing_epochs_are_unseen(tmp_path: Path) -> N
     history.cut(2)  # a run that went on with recording after two epochs without
     history.batch(Shown(torch.arange(4), torch.zeros(4, 3), torch.zeros(4, dtype=torch.long), None))
     history.end_epoch(Group())
-    late = read(history.path)
-    assert late is not None
-    assert np.isnan(late.of().target).all(1).tolist() == [True, True, False]
+    assert np.isnan(read_epochs(history.path).target).all(1).tolist() == [True, True, False]
 
 
 def test_training_does_not_depend_on_it(tmp_path: Path, undisturbed: Callable[..., Path]) -> None:
     result = train(small("train.history=false"), tmp_path / "off")
     assert result["nll"] == pytest.approx(train(None, undisturbed(), resume=True)["nll"], abs=0)
+
+
+def test_observers_are_found_by_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that returns None has nothing to do in this run."""
+    known = {"mine": lambda *given: given, "idle": lambda *given: None}
+    monkeypatch.setattr(registry.observers, "_things", {**registry.observers._things, **known})
+    task = SimpleNamespace(config=SimpleNamespace(train=SimpleNamespace(history=True)), shows_samples=False)
+    method = SimpleNamespace()
+    made = make_observers(tmp_path, task, method, HERE)  # type: ignore[arg-type]
+    assert made == {"mine": (tmp_path, task, method, HERE)}

@@ -2,9 +2,21 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 from torchvision.transforms.v2 import functional as tv
 
 from pskd.workbench.augment import colour
+
+
+def jitter(images: Tensor, uniform: Tensor, strength: float = 0.4, clamp: bool = True) -> Tensor:
+    return colour.Jitter(uniform, strength, clamp)(images.clone())
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    """Numbers with all orders of changes, and images."""
+    uniform = torch.rand(60, 4)
+    uniform[:, 3] = (torch.arange(60) % 6 + 0.5) / 6
+    return uniform, torch.randint(0, 256, (60, 3, 9, 7)).float()
 
 
 @pytest.fixture(autouse=True)
@@ -14,10 +26,8 @@ def _same_numbers_every_time():
 
 def test_jitter_equals_torchvision_with_the_same_factors_and_order():
     changes = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation)
-    uniform = torch.rand(60, 4)
-    uniform[:, 3] = (torch.arange(60) % 6 + 0.5) / 6  # all orders
-    images = torch.randint(0, 256, (60, 3, 9, 7)).float()
-    ours = colour.jitter(images, uniform, 0.4)
+    uniform, images = batch()
+    ours = jitter(images, uniform)
     for number, (image, result) in enumerate(zip(images, ours, strict=True)):
         expected = image / 255
         for change in colour._ORDERS[number % 6]:
@@ -28,10 +38,8 @@ def test_jitter_equals_torchvision_with_the_same_factors_and_order():
 
 def test_jitter_without_clamping_is_three_blends():
     """Each with black, the mean grey or the grey image, one after the other; some values leave 0..255."""
-    uniform = torch.rand(60, 4)
-    uniform[:, 3] = (torch.arange(60) % 6 + 0.5) / 6
-    images = torch.randint(0, 256, (60, 3, 9, 7)).float()
-    ours = colour.jitter(images, uniform, 0.4, clamp=False)
+    uniform, images = batch()
+    ours = jitter(images, uniform, clamp=False)
     for number, (image, result) in enumerate(zip(images.double(), ours, strict=True)):
         for change in colour._ORDERS[number % 6]:
             factor = 1 + 0.4 * (2 * float(uniform[number, change]) - 1)
@@ -41,18 +49,18 @@ def test_jitter_without_clamping_is_three_blends():
         assert torch.allclose(result.double(), image, atol=0.3)
     outside = ((ours < 0) | (ours > 255)).float().mean()
     assert 0.02 < outside < 0.3
-    clamped = colour.jitter(images, uniform, 0.4)
+    clamped = jitter(images, uniform)
     assert clamped.min() >= 0
     assert clamped.max() <= 255
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("clamp", [True, False])
-def test_large_images_are_changed_one_by_one_to_the_same_bits(monkeypatch, channels: int, clamp: bool):
+def test_large_images_changed_one_by_one_come_out_exactly_the_same(monkeypatch, channels: int, clamp: bool):
     images, uniform = torch.rand(24, channels, 19, 23) * 255, torch.rand(24, 4)
-    together = colour.jitter(images, uniform, 0.7, clamp)
+    together = jitter(images, uniform, 0.7, clamp)
     monkeypatch.setattr(colour, "ALONE", 19 * 23)
-    assert torch.equal(colour.jitter(images, uniform, 0.7, clamp), together)
+    assert torch.equal(jitter(images, uniform, 0.7, clamp), together)
     parts = colour.Jitter(uniform, 0.7, clamp)
     for part in (slice(20, 24), slice(0, 20)):
         assert torch.equal(parts(images[part].clone(), part), together[part])
@@ -60,14 +68,14 @@ def test_large_images_are_changed_one_by_one_to_the_same_bits(monkeypatch, chann
 
 def test_jitter_of_no_strength_changes_nothing():
     images = torch.randint(0, 256, (5, 3, 4, 4)).float()
-    assert torch.allclose(colour.jitter(images, torch.rand(5, 4), 0.0), images)
+    assert torch.allclose(jitter(images, torch.rand(5, 4), 0.0), images)
 
 
 def test_jitter_of_grey_images_has_no_saturation():
     images = torch.rand(6, 1, 5, 5) * 255
     uniform = torch.full((6, 4), 0.5)  # factor 1
     uniform[:, 2] = torch.rand(6)
-    assert torch.allclose(colour.jitter(images, uniform, 0.4), images, atol=1e-3)
+    assert torch.allclose(jitter(images, uniform), images, atol=1e-3)
 
 
 def test_lighting_has_the_covariance_of_the_principal_colours():

@@ -5,18 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from pskd.errors import PskdError
 from pskd.random import shuffled
-from pskd.workbench.augment.cutmix import cutmix
-from pskd.workbench.augment.cutout import cutout
-from pskd.workbench.augment.mixing import half, symmetric_beta, whole_batch
-from pskd.workbench.augment.mixup import mixup
+from pskd.workbench.augment.mix import Mix, half, whole_batch
+from pskd.workbench.augment.mixup import symmetric_beta
 
 draw = {"seed": 3, "epoch": 7}
 B = 20_000
@@ -29,13 +26,9 @@ BETA_CDF: dict[float, Callable[[float], float]] = {
     2.0: lambda x: 3 * x**2 - 2 * x**3,
 }
 
-# Each as a function of (images, index) with whatever else it takes, returning the images.
-MIXES = {
-    "cutout": partial(cutout, hole=3),
-    "cutmix": lambda images, index, **rest: cutmix(images, index, index, **rest)[0],
-    "mixup": lambda images, index, **rest: mixup(images, index, index, **rest)[0],
-}
-every_mix = pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
+CUTOUT = Mix("cutout", shares=False, hole=3)
+CUTMIX, MIXUP = Mix("cutmix", shares=False, probability=1.0), Mix("mixup", shares=False)
+every_mix = pytest.mark.parametrize("mix", [CUTOUT, CUTMIX, MIXUP], ids=lambda mix: mix.name)
 
 
 def photos(count: int = 64) -> Tensor:
@@ -54,61 +47,61 @@ def assert_shares(counts: Tensor, probabilities: Tensor) -> None:
     assert ((counts / total - probabilities).abs() <= 5 * deviation + 1e-12).all()
 
 
-@every_mix
-def test_is_a_pure_function_of_seed_epoch_and_sample(mix: Callable[..., Tensor]) -> None:
-    first = mix(photos(), INDEX[:64], **draw)
-    assert torch.equal(mix(photos(), INDEX[:64], **draw), first)
-    for other in ({"seed": 4, "epoch": 7}, {"seed": 3, "epoch": 8}):
-        assert not torch.equal(mix(photos(), INDEX[:64], **other), first)
-    order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
-    if mix is MIXES["cutout"]:  # the others' partners depend on the batch
-        assert torch.equal(mix(photos()[order], INDEX[:64][order], **draw), first[order])
+def mixed(mix: Mix, images: Tensor, **where: int) -> Tensor:
+    return mix(images, INDEX[: len(images)], INDEX[: len(images)], **(draw | where)).images
 
 
 @every_mix
-def test_changes_the_batch_in_place_and_keeps_its_memory_format(mix: Callable[..., Tensor]) -> None:
+def test_is_a_pure_function_of_seed_epoch_and_sample(mix: Mix) -> None:
+    first = mixed(mix, photos())
+    assert torch.equal(mixed(mix, photos()), first)
+    for other in ({"seed": 4}, {"epoch": 8}):
+        assert not torch.equal(mixed(mix, photos(), **other), first)
+    if mix is CUTOUT:  # the others' partners depend on the batch
+        order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
+        index = INDEX[:64][order]
+        assert torch.equal(mix(photos()[order], index, index, **draw).images, first[order])
+
+
+@every_mix
+def test_changes_the_batch_in_place_and_keeps_its_memory_format(mix: Mix) -> None:
     plain, channels_last = photos(), photos().contiguous(memory_format=torch.channels_last)
-    assert mix(plain, INDEX[:64], **draw) is plain
-    assert mix(channels_last, INDEX[:64], **draw) is channels_last
+    assert mixed(mix, plain) is plain
+    assert mixed(mix, channels_last) is channels_last
     assert plain.is_contiguous()
     assert channels_last.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(plain, channels_last)
     part = torch.zeros(64, 3, 11, 12)[:, :, 1:-1].copy_(photos())  # contiguous in no format
-    assert torch.equal(mix(part, INDEX[:64], **draw), plain)
+    assert torch.equal(mixed(mix, part), plain)
 
 
 @every_mix
-def test_only_chosen_images_change(mix: Callable[..., Tensor]) -> None:
-    everyone, chosen = mix(photos(), INDEX[:64], **draw), half(INDEX[:64], **draw)
-    assert 16 < chosen.sum() < 48
-    some = mix(photos(), INDEX[:64], apply=chosen, **draw)
-    assert torch.equal(some, torch.where(chosen[:, None, None, None], everyone, photos()))
-    changed = (everyone != photos()).flatten(1).any(1)
-    assert changed.float().mean() > 0.9
+def test_shared_with_a_method_half_of_the_images_change_and_the_others_are_distilled(mix: Mix) -> None:
+    images, targets, distilled = replace(mix, shares=True)(photos(), INDEX[:64], INDEX[:64], **draw)
+    assert distilled is not None
+    assert torch.equal(distilled, ~half(INDEX[:64], **draw))
+    assert 16 < distilled.sum() < 48
+    everyone = mixed(mix, photos())
+    assert torch.equal(images, torch.where(distilled[:, None, None, None], photos(), everyone))
+    assert (everyone != photos()).flatten(1).any(1).float().mean() > 0.9
+    if isinstance(targets, tuple):
+        lam = targets[2]
+        assert (lam[distilled] == 1).all()
+        assert (lam[~distilled] < 1).float().mean() > 0.9
 
 
 @every_mix
-def test_half_precision(mix: Callable[..., Tensor]) -> None:
+def test_half_precision(mix: Mix) -> None:
     images = photos().bfloat16()
-    expected = mix(images.float(), INDEX[:64], **draw)
-    torch.testing.assert_close(mix(images, INDEX[:64], **draw), expected.bfloat16(), rtol=0.02, atol=0.02)
-
-
-@every_mix
-def test_wrong_batches(mix: Callable[..., Tensor]) -> None:
-    with pytest.raises(PskdError, match=r"images must be a normalised floating-point batch \(B, C, H, W\)"):
-        mix(photos().byte(), INDEX[:64], **draw)
-    with pytest.raises(PskdError, match=r"index must have one entry per image \(64,\), got shape \(63,\)"):
-        mix(photos(), INDEX[:63], **draw)
-    with pytest.raises(PskdError, match=r"apply must have one entry per image"):
-        mix(photos(), INDEX[:64], apply=torch.ones(64, 1), **draw)
+    expected = mixed(mix, images.float())
+    torch.testing.assert_close(mixed(mix, images), expected.bfloat16(), rtol=0.02, atol=0.02)
 
 
 class TestCutout:
     @pytest.mark.parametrize("hole", [4, 5])
     def test_the_centre_is_uniform_and_the_square_is_clipped(self, hole: int) -> None:
         height, width = 9, 7
-        images = cutout(torch.ones(B, 2, height, width), INDEX, hole=hole, **draw)
+        images = mixed(replace(CUTOUT, hole=hole), torch.ones(B, 2, height, width))
         assert torch.equal(images[:, 0], images[:, 1])
         empty = images[:, 0] == 0
         rows, columns = empty.any(2), empty.any(1)
@@ -127,20 +120,15 @@ class TestCutout:
         assert_shares(y.T @ x, torch.full((height, width), 1 / (height * width)))
 
     def test_the_rest_of_the_image_stays(self) -> None:
-        images = cutout(photos(), INDEX[:64], hole=8, **draw)
+        images = mixed(replace(CUTOUT, hole=8), photos())
         assert torch.equal(torch.where(images == 0, 0, photos()), images)
-
-    @pytest.mark.parametrize("hole", [0, -1, 10])
-    def test_wrong_hole(self, hole: int) -> None:
-        with pytest.raises(PskdError, match=rf"hole must be 1 to 9 pixels for images of 9 x 12, got {hole}"):
-            cutout(photos(), INDEX[:64], hole=hole, **draw)
 
 
 class TestCutMix:
     def test_lam_is_the_exact_share_of_own_pixels_and_the_rest_is_the_partner(self) -> None:
         count, height, width = 500, 8, 5
         before = numbered(count, height, width)
-        images, (own, other, lam) = cutmix(before.clone(), torch.arange(count), INDEX[:count], **draw)
+        images, (own, other, lam), _ = CUTMIX(before.clone(), torch.arange(count), INDEX[:count], **draw)
         assert torch.equal(own, torch.arange(count))
         assert torch.equal(other.sort().values, own)
         pasted = (images != before)[:, 0]
@@ -155,7 +143,8 @@ class TestCutMix:
     def test_areas_have_the_published_distribution(self, beta: float, exact: bool) -> None:
         height, width = 8, 5
         pixels = height * width
-        _, (_, _, lam) = cutmix(torch.zeros(B, 1, height, width), INDEX, INDEX, beta=beta, exact=exact, **draw)
+        mix = replace(CUTMIX, beta=beta, box="exact" if exact else "released")
+        _, (_, _, lam), _ = mix(torch.zeros(B, 1, height, width), INDEX, INDEX, **draw)
         counts = torch.bincount(((1 - lam) * pixels).round().long(), minlength=pixels + 1)
 
         def covered(side: int, size: int) -> list[int]:
@@ -177,32 +166,18 @@ class TestCutMix:
 
     @pytest.mark.parametrize(("exact", "expected"), [(True, 0.310), (False, 0.299)])
     def test_the_mean_area_at_32_pixels(self, exact: bool, expected: float) -> None:
-        pasted = torch.cat(
-            [
-                1 - cutmix(torch.zeros(B, 1, 32, 32), INDEX, INDEX, seed=3, epoch=epoch, exact=exact)[1][2]
-                for epoch in range(6)
-            ]
-        ).double()
+        mix = replace(CUTMIX, box="exact" if exact else "released")
+        images = torch.zeros(B, 1, 32, 32)
+        own = [mix(images, INDEX, INDEX, seed=3, epoch=epoch).targets[2] for epoch in range(6)]
+        pasted = 1 - torch.cat(own).double()
         assert float(pasted.mean()) == pytest.approx(expected, abs=5e-4 + 4 * float(pasted.std()) / len(pasted) ** 0.5)
         assert len(pasted) == 120_000
-
-    def test_without_apply_lam_is_1(self) -> None:
-        taken = half(INDEX[:64], **draw)
-        _, (_, _, lam) = cutmix(photos(), INDEX[:64], INDEX[:64], apply=taken, **draw)
-        assert (lam[~taken] == 1).all()
-        assert (lam[taken] < 1).float().mean() > 0.9
-
-    def test_wrong_settings(self) -> None:
-        with pytest.raises(PskdError, match="beta of the Beta distribution must be a positive number, got 0"):
-            cutmix(photos(), INDEX[:64], INDEX[:64], beta=0.0, **draw)
-        with pytest.raises(PskdError, match="labels must have one entry per image"):
-            cutmix(photos(), INDEX[:63], INDEX[:64], **draw)
 
 
 class TestMixup:
     def test_images_are_convex_combinations(self) -> None:
         before = photos()
-        images, (own, other, lam) = mixup(before.clone(), torch.arange(64), INDEX[:64], **draw)
+        images, (own, other, lam), _ = MIXUP(before.clone(), torch.arange(64), INDEX[:64], **draw)
         assert torch.equal(other.sort().values, own)
         assert lam.min() >= 0
         assert lam.max() <= 1
@@ -213,21 +188,10 @@ class TestMixup:
 
     @pytest.mark.parametrize("alpha", BETA_CDF)
     def test_lam_has_the_published_distribution(self, alpha: float) -> None:
-        _, (_, _, lam) = mixup(torch.zeros(B, 1, 1, 1), INDEX, INDEX, alpha=alpha, **draw)
+        _, (_, _, lam), _ = replace(MIXUP, beta=alpha)(torch.zeros(B, 1, 1, 1), INDEX, INDEX, **draw)
         expected = torch.tensor([BETA_CDF[alpha](x) for x in lam.sort().values.tolist()])
         distance = (expected - (torch.arange(B) + 0.5) / B).abs().max()
         assert distance < 1.95 / B**0.5  # Kolmogorov and Smirnov's, exceeded once in a thousand
-
-    def test_without_apply_lam_is_1(self) -> None:
-        taken = half(INDEX[:64], **draw)
-        _, (_, _, lam) = mixup(photos(), INDEX[:64], INDEX[:64], apply=taken, **draw)
-        assert (lam[~taken] == 1).all()
-        assert (lam[taken] < 1).all()
-
-    @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan")])
-    def test_wrong_alpha(self, alpha: float) -> None:
-        with pytest.raises(PskdError, match=f"alpha of the Beta distribution must be a positive number, got {alpha}"):
-            mixup(photos(), INDEX[:64], INDEX[:64], alpha=alpha, **draw)
 
 
 @pytest.mark.parametrize("parameter", [0.05, 0.2, 0.5, 0.9, 1.5, 5.0, 40.0])
@@ -270,5 +234,18 @@ def test_whole_batch_is_all_or_nothing() -> None:
     assert (batches == batches[:, :1]).all()
     assert_shares(torch.bincount(batches[:, 0].long()), torch.tensor([0.7, 0.3]))
     assert whole_batch(INDEX, probability=1.0, **draw).all()
-    with pytest.raises(PskdError, match=r"probability must lie in \[0, 1\], got 2"):
-        whole_batch(INDEX, probability=2.0, **draw)
+
+
+def test_mixup_and_cutmix_by_turns() -> None:
+    turns = set()
+    for epoch in range(8):
+        images, targets, _ = Mix("mixup_cutmix", shares=False)(photos(6), INDEX[:6], INDEX[:6], seed=0, epoch=epoch)
+        for mix in (CUTMIX, MIXUP):
+            its_images, its_targets, _ = mix(photos(6), INDEX[:6], INDEX[:6], seed=0, epoch=epoch)
+            if images.equal(its_images):
+                turns.add(mix.name)
+                assert all(torch.equal(mine, its) for mine, its in zip(targets, its_targets, strict=True))
+                break
+        else:
+            raise AssertionError("neither of the two")
+    assert turns == {"mixup", "cutmix"}

@@ -4,7 +4,6 @@ import torch
 from torchvision.transforms import v2
 
 from pskd.workbench.augment.erasing import erase
-from pskd.workbench.augment.mix import Mix
 from pskd.workbench.augment.trivial import BINS, SIGNED, UNSIGNED, draw
 
 
@@ -56,19 +55,3 @@ def test_erased_boxes_have_the_authors_areas():
     assert abs(areas[some].mean() - (0.02 + 1 / 3) / 2) < 0.015
     rows, columns = erased[:, 0].any(2).sum(1), erased[:, 0].any(1).sum(1)
     assert (rows * columns).equal(erased[:, 0].flatten(1).sum(1))  # boxes
-
-
-def test_mixup_and_cutmix_by_turns():
-    seen = set()
-    for epoch in range(8):
-        images, labels, index = torch.randn(6, 3, 8, 8), torch.arange(6), torch.arange(6)
-        both = Mix("mixup_cutmix", shares=False)(images.clone(), labels, index, seed=0, epoch=epoch)
-        for name in ("mixup", "cutmix"):
-            one = Mix(name, shares=False, probability=1.0)(images.clone(), labels, index, seed=0, epoch=epoch)
-            if both.images.equal(one.images):
-                seen.add(name)
-                assert all(torch.equal(mine, its) for mine, its in zip(both.targets, one.targets, strict=True))
-                break
-        else:
-            raise AssertionError("neither of the two")
-    assert seen == {"mixup", "cutmix"}

@@ -18,9 +18,9 @@ from pskd.errors import PskdError
 from pskd.workbench.augment import Augment
 from pskd.workbench.config import identity, validated
 from pskd.workbench.data import ImageData, InMemory, OnDisk, View, caching, store
-from pskd.workbench.data.caching import Caching
-from pskd.workbench.data.prepared import Kind, Prepared
-from pskd.workbench.tasks.classification.settings import DataConfig
+from pskd.workbench.data.caching import Caching, Prepared, Scaling
+from pskd.workbench.data.subsets import change_view
+from pskd.workbench.tasks.classification.task import ClassificationDataConfig
 
 VIEW = View(3, (28, 28), 32, (0.5, 0.4, 0.3), (0.2, 0.2, 0.3))
 CROPS = Augment(VIEW, crop="resized", jitter=0.2)
@@ -50,11 +50,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> ImageData:
     return images(tmp_path_factory.mktemp("images"))
 
 
-def kept(data: ImageData, cache: Path | None, workers: int = 0, said: list[str] | None = None, **how) -> ImageData:
+def kept(data: ImageData, cache: Path | None, workers: int = 0, lines: list[str] | None = None, **how) -> ImageData:
     root = str(data.train.root) if isinstance(data.train, OnDisk) else None
     settings = {"shrink": "auto", "resizing": "torch", **how}
     cached = Caching("folder", root, None if cache is None else str(cache), **settings)
-    return cached.of(data, workers, ([] if said is None else said).append)
+    return cached.of(data, workers, ([] if lines is None else lines).append)
 
 
 def inputs(split, augment: Augment | None = None, **options) -> torch.Tensor:
@@ -75,7 +75,7 @@ def test_kept_images_are_what_is_made_without_a_cache(data: ImageData, tmp_path:
     for split in ("train", "val", "test"):
         one, other, plain = (getattr(each, split) for each in (with_it, without, data))
         assert torch.equal(inputs(one, CROPS, epoch=3), inputs(other, CROPS, epoch=3))
-        assert torch.equal(inputs(one), inputs(plain)), "evaluation sees the same, to the bit"
+        assert torch.equal(inputs(one), inputs(plain)), "evaluation sees exactly the same"
         assert torch.equal(inputs(other), inputs(plain))
         assert one.fingerprint == plain.fingerprint
     if shrink is None and resizing == "pillow":
@@ -85,7 +85,7 @@ def test_kept_images_are_what_is_made_without_a_cache(data: ImageData, tmp_path:
 def test_all_kinds_of_images_are_among_them(data: ImageData, tmp_path: Path):
     train = kept(data, tmp_path).train
     assert isinstance(train, Prepared)
-    assert {train.kept(place).kind for place in range(len(train))} == {Kind.OWN, Kind.AS_EVALUATED}
+    assert {train.kept(place).kind for place in range(len(train))} == {Scaling.NONE, Scaling.AS_EVALUATED}
     sides = [min(train.picture(place).size) for place in range(len(train))]
     assert max(sides) == 33, "all but the panorama have a shorter side of at most 32"
     assert sum(side == 33 for side in sides) == sum(33 in size and 500 in size for size in SIZES) * 2
@@ -96,21 +96,28 @@ def test_workers_build_and_read_the_same(data: ImageData, tmp_path: Path):
     assert torch.equal(inputs(one.train, CROPS), inputs(two.train, CROPS, workers=2))
     first, second = (next((tmp_path / name).iterdir()) for name in ("one", "two"))
     assert files(first)["pixels.bin"] == files(second)["pixels.bin"]
+    assert isinstance(one.train, Prepared)
+    words = np.frombuffer(files(first)["index.bin"], "<u8").reshape(-1, 6)[one.train.places].tolist()
+    for place, (_, _, offset, size, kind, _) in enumerate(words):  # as earlier versions wrote them
+        array, kept_kind = one.train.kept(place)
+        height, width = divmod(size, 2**32)
+        assert ((height, width, 3), kind) == (array.shape, kept_kind)
+        assert files(first)["pixels.bin"][offset : offset + array.size] == array.tobytes()
 
 
 def test_what_is_there_is_not_made_again_and_a_changed_file_is(tmp_path: Path):
-    data, said = images(tmp_path / "images"), []
-    kept(data, tmp_path / "cache", said=said)
+    data, lines = images(tmp_path / "images"), []
+    kept(data, tmp_path / "cache", lines=lines)
     before = files(tmp_path / "cache")
-    kept(data, tmp_path / "cache", said=said)
+    kept(data, tmp_path / "cache", lines=lines)
     assert files(tmp_path / "cache") == before
-    assert len(said) == 1
-    assert "24 images" in said[0]
-    assert "MB" in said[0]
+    assert len(lines) == 1
+    assert "24 images" in lines[0]
+    assert "MB" in lines[0]
     changed = data.train.source(7)
     photo((70, 50), 99).save(changed)
-    again = kept(data, tmp_path / "cache", said=said)
-    assert "1 images of 24" in said[1]
+    again = kept(data, tmp_path / "cache", lines=lines)
+    assert "1 images of 24" in lines[1]
     assert torch.equal(inputs(again.train), inputs(data.train))
     assert torch.equal(inputs(again.train, CROPS), inputs(kept(data, None).train, CROPS))
     assert files(tmp_path / "cache")["pixels.bin"].startswith(before["pixels.bin"])
@@ -123,10 +130,7 @@ def test_other_data_and_other_sizes_have_folders_of_their_own(data: ImageData, t
         made = kept(which, cache, **how)
         assert torch.equal(inputs(made.test), inputs(which.test))
     assert len(list(cache.iterdir())) == 3
-    smaller = replace(VIEW, size=(14, 14), resize=16)
-    seen = ImageData(
-        "folder", data.classes, *(replace(s, view=smaller) for s in (data.train, data.val, data.test)), smaller
-    )
+    seen = change_view(data, replace(VIEW, size=(14, 14), resize=16))
     assert torch.equal(inputs(kept(seen, cache).test), inputs(seen.test))
     assert len(list(cache.iterdir())) == 4
 
@@ -156,12 +160,12 @@ def test_links_are_not_followed(data: ImageData, tmp_path: Path):
 
 
 def test_a_disk_that_would_be_full_is_left_as_it_is(data: ImageData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    said: list[str] = []
+    lines: list[str] = []
     monkeypatch.setattr(store, "free_space", lambda folder: store.RESERVE + 50_000.0)
     with pytest.raises(PskdError, match=r"needs 256\.\d MB for 24 images and there are 256\.1 MB: free some") as caught:
-        kept(data, tmp_path, said=said)
+        kept(data, tmp_path, lines=lines)
     assert "\n" not in str(caught.value)
-    assert said == []
+    assert lines == []
     assert (next(tmp_path.iterdir()) / "pixels.bin").stat().st_size == 0
     free = iter((1e12, store.RESERVE - 1.0))
     monkeypatch.setattr(store, "free_space", lambda folder: next(free))
@@ -213,9 +217,9 @@ def another_process(data: ImageData, cache: Path, out: Path, largest_file: int |
 def test_a_file_that_may_not_grow_ends_in_one_line(data: ImageData, tmp_path: Path):
     """The system's own refusal."""
     os.waitpid(another_process(data, tmp_path / "cache", tmp_path / "out", largest_file=30_000), 0)
-    said = (tmp_path / "out").read_text()
-    assert said.startswith("refused: data.cache: cannot write to")
-    assert "\n" not in said
+    lines = (tmp_path / "out").read_text()
+    assert lines.startswith("refused: data.cache: cannot write to")
+    assert "\n" not in lines
     assert torch.equal(inputs(kept(data, tmp_path / "cache").train), inputs(data.train))
 
 
@@ -263,19 +267,20 @@ def test_torchs_resizing_differs_from_pillows_in_the_last_digits(data: ImageData
     assert 0 < difference < 5
 
 
-def test_the_settings_that_a_cache_brings():
-    plain = DataConfig(name="folder")
-    assert (plain.shrink, plain.resize) == (None, "pillow")
-    brought = DataConfig(name="folder", cache="auto")
-    assert (brought.shrink, brought.resize) == ("auto", "torch")
-    said = DataConfig(name="folder", cache="auto", shrink=None, resize="pillow")
-    assert (said.shrink, said.resize) == (None, "pillow")
-
-
-def test_a_cache_is_only_a_place_but_what_it_brings_counts():
-    def of(**settings: object) -> str:
+@pytest.mark.parametrize(
+    ("given", "shrink", "resize"),
+    [
+        ({}, None, "pillow"),
+        ({"cache": "auto"}, "auto", "torch"),
+        ({"cache": "elsewhere"}, "auto", "torch"),
+        ({"cache": "auto", "shrink": None, "resize": "pillow"}, None, "pillow"),
+    ],
+)
+def test_a_cache_is_only_a_place_but_the_settings_it_brings_count(given: dict, shrink: str | None, resize: str):
+    def identify(**settings: object) -> str:
         return identity(validated({"data": {"name": "folder", **settings}}))
 
-    assert of(cache="auto") == of(cache="elsewhere") == of(shrink="auto", resize="torch")
-    assert of(cache="auto", shrink=None, resize="pillow") == of()
-    assert of(cache="auto") != of()
+    settings = ClassificationDataConfig(name="folder", **given)
+    assert (settings.shrink, settings.resize) == (shrink, resize)
+    assert identify(**given) == identify(shrink=shrink, resize=resize)
+    assert (identify(**given) == identify()) == (shrink is None)

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from pskd.errors import PskdError
-from pskd.workbench.augment.boxes import BoxAugment, Resize, scaled
+from pskd.workbench.augment.boxes import BoxAugment, Resize, scale_boxes
 from pskd.workbench.data import detection
-from pskd.workbench.data.detection import DetectionData, Scenes
+from pskd.workbench.data.detection import DetectionData, SceneSplit
 from pskd.workbench.data.detection.digits import CANVAS, digit_scenes
 from pskd.workbench.data.digits import load_digits
 
@@ -166,7 +166,7 @@ def test_coco_that_contradicts_itself(tmp_path: Path) -> None:
         Image.new("L", (40, 30)).save(tmp_path / name)
     box = {"category_id": 1, "bbox": [10, 5, 20, 20]}
     tree: dict[str, Any] = {
-        "images": [{"id": 1, "file_name": "x.png"}, {"id": 2, "file_name": "y.png"}],
+        "images": [{"id": 1, "file_name": "x.png"}, {"id": 2, "file_name": "y.png", "width": None, "height": 0}],
         "categories": [{"id": 1, "name": "cat"}],
         "annotations": [{"id": 1, "image_id": 1, **box}, {"image_id": 2, **box}, {"image_id": 2, **box}],
     }
@@ -312,7 +312,7 @@ class TestMovingTogether:
 
     def test_scaling_back(self) -> None:
         boxes = torch.rand(5, 4) * 100
-        torch.testing.assert_close(scaled(scaled(boxes, (30, 40), (90, 61)), (90, 61), (30, 40)), boxes)
+        torch.testing.assert_close(scale_boxes(scale_boxes(boxes, (30, 40), (90, 61)), (90, 61), (30, 40)), boxes)
 
 
 def test_workers_give_the_same(own: Path) -> None:
@@ -320,7 +320,7 @@ def test_workers_give_the_same(own: Path) -> None:
     plan = [torch.tensor([0]), torch.tensor([1, 0])]
     augment = BoxAugment((24, 30), 60, flip=True)
 
-    def batches(scenes: Scenes, workers: int) -> list[Any]:
+    def batches(scenes: SceneSplit, workers: int) -> list[Any]:
         return [
             scene
             for batch in scenes.batches(plan, partial(augment, seed=1, epoch=2), workers=workers)

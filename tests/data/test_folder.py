@@ -91,66 +91,25 @@ def test_imagenets_val_folder_is_the_test_split(tmp_path: Path):
     assert imagenet.test.paths == ("val/n01440764/c.JPEG", "val/n01443537/d.JPEG")
 
 
-def remove_test(root: Path) -> None:
-    shutil.rmtree(root / "test")
-
-
-def rename_test_to_val(root: Path) -> None:
-    (root / "test").rename(root / "val")
-
-
-def remove_train(root: Path) -> None:
-    shutil.rmtree(root / "train")
-
-
-def empty_train(root: Path) -> None:
-    remove_train(root)
-    (root / "train").mkdir()
-
-
-def only_loose_images(root: Path) -> None:
-    empty_train(root)
-    fill(root / "train", "1.png")
-
-
-def empty_class(root: Path) -> None:
-    (root / "train" / "eel").mkdir()
-
-
-def empty_test_class(root: Path) -> None:
-    (root / "test" / "dog" / "1.png").unlink()
-
-
-def class_without_test(root: Path) -> None:
-    fill(root / "train", "eel/1.png")
-
-
-def class_only_in_test(root: Path) -> None:
-    fill(root / "test", "eel/1.png")
-
-
-def class_missing_in_val(root: Path) -> None:
-    fill(root / "val", "cat/1.png")
-
-
-def one_class(root: Path) -> None:
-    shutil.rmtree(root / "train" / "dog")
+def remove(root: Path, split: str) -> Path:
+    shutil.rmtree(root / split)
+    return root / split
 
 
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (remove_test, "no folder .*test'"),
-        (rename_test_to_val, "has a val but no test folder: rename val to test"),
-        (remove_train, r"no folder .*train'.*data\.root="),
-        (empty_train, "train' holds no class folders"),
-        (only_loose_images, "train' holds no class folders"),
-        (empty_class, "eel' holds no image"),
-        (empty_test_class, "test/dog' holds no image"),
-        (class_without_test, "class 'eel' is in .*train' but not in .*test'"),
-        (class_only_in_test, "class 'eel' is in .*test' but not in .*train'"),
-        (class_missing_in_val, "class 'dog' is in .*train' but not in .*val'"),
-        (one_class, "holds one class, 'cat'"),
+        (lambda root: remove(root, "test"), "no folder .*test'"),
+        (lambda root: (root / "test").rename(root / "val"), "has a val but no test folder: rename val to test"),
+        (lambda root: remove(root, "train"), r"no folder .*train'.*data\.root="),
+        (lambda root: remove(root, "train").mkdir(), "train' holds no class folders"),
+        (lambda root: fill(remove(root, "train"), "1.png"), "train' holds no class folders"),
+        (lambda root: (root / "train" / "eel").mkdir(), "eel' holds no image"),
+        (lambda root: (root / "test/dog/1.png").unlink(), "test/dog' holds no image"),
+        (lambda root: fill(root / "train", "eel/1.png"), "class 'eel' is in .*train' but not in .*test'"),
+        (lambda root: fill(root / "test", "eel/1.png"), "class 'eel' is in .*test' but not in .*train'"),
+        (lambda root: fill(root / "val", "cat/1.png"), "class 'dog' is in .*train' but not in .*val'"),
+        (lambda root: remove(root, "train/dog"), "holds one class, 'cat'"),
     ],
 )
 def test_each_mistake_is_one_line(root: Path, harm, message: str):
@@ -184,13 +143,13 @@ def test_links_that_lead_back_are_not_entered(root: Path, tmp_path_factory: pyte
     (outside / "deep" / "back").symlink_to(root)
     (root / "train" / "dog" / "outside").symlink_to(outside)
     (root / "train" / "dog" / "twice").symlink_to(outside)
-    found = set(data.load("folder", root=root).train.paths) - set(plain)
-    assert {Path(path).name for path in found} == {"9.png", "8.png"}
-    assert len(found) == 2
+    new = set(data.load("folder", root=root).train.paths) - set(plain)
+    assert {Path(path).name for path in new} == {"9.png", "8.png"}
+    assert len(new) == 2
 
 
 def test_a_class_folder_that_cannot_be_read_is_not_called_empty(tmp_path: Path):
-    said, closed = tmp_path / "said", tmp_path / "train" / "cat"
+    message, closed = tmp_path / "message", tmp_path / "train" / "cat"
     for split in ("train", "test"):
         fill(tmp_path / split, "cat/1.png", "dog/1.png")
     closed.chmod(0o000)
@@ -200,8 +159,8 @@ def test_a_class_folder_that_cannot_be_read_is_not_called_empty(tmp_path: Path):
         try:
             data.load("folder", root=tmp_path)
         except PskdError as error:
-            said.write_text(str(error))
+            message.write_text(str(error))
 
     assert exit_code(in_child(work)) == 0
     closed.chmod(0o755)
-    assert f"cannot read '{closed}' (Permission denied)" in said.read_text()
+    assert f"cannot read '{closed}' (Permission denied)" in message.read_text()

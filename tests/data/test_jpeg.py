@@ -1,4 +1,4 @@
-"""simplejpeg's pixels are Pillow's, to the bit, and what it refuses is Pillow's to judge."""
+"""simplejpeg's pixels are exactly Pillow's, and Pillow judges what it refuses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 from pskd.errors import PskdError
 from pskd.workbench.data import jpeg
 from pskd.workbench.data.folder import photo_view
-from pskd.workbench.data.pictures import FromSource, Resizing, as_array, as_image
+from pskd.workbench.data.pictures import Picture, Resizing, as_array, as_image
 from pskd.workbench.data.view import decode
 
 pytest.importorskip("simplejpeg")
@@ -40,9 +40,9 @@ def by_pillow(file: io.BytesIO) -> np.ndarray:
 @pytest.mark.parametrize("size", [(1, 1), (8, 16), (33, 47), (375, 500)], ids=str)
 def test_the_pixels_are_those_of_pillow(size: tuple[int, int], options: dict[str, Any]) -> None:
     file = photo(*size, **options)
-    found = jpeg.jpeg_pixels(Image.open(file))
-    assert found is not None
-    np.testing.assert_array_equal(found, by_pillow(file))
+    array = jpeg.jpeg_pixels(Image.open(file))
+    assert array is not None
+    np.testing.assert_array_equal(array, by_pillow(file))
     np.testing.assert_array_equal(np.asarray(decode(file, 3)), by_pillow(file))
 
 
@@ -58,9 +58,9 @@ def test_crops_and_views_are_the_same_with_and_without(resizing: Resizing, monke
     view, boxes = photo_view(64), [(0, 0, 180, 250), (7, 11, 90, 101), (150, 200, 30, 50), (3, 5, 1, 1)]
 
     def made() -> list[torch.Tensor]:
-        pictures = [FromSource(photo(180, 250, seed=n), view, resizing) for n in range(len(boxes))]
+        pictures = [Picture(photo(180, 250, seed=n), view, resizing) for n in range(len(boxes))]
         return [picture.cut(box) for picture, box in zip(pictures, boxes, strict=True)] + [
-            FromSource(photo(180, 250), view, resizing).seen()
+            Picture(photo(180, 250), view, resizing).seen()
         ]
 
     fast = made()

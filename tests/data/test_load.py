@@ -18,9 +18,9 @@ from processes import exit_code, in_child
 from torchvision.datasets import FashionMNIST
 
 from pskd.errors import PskdError
-from pskd.workbench import data
+from pskd.workbench import data, registry
 from pskd.workbench.data import ImageData, InMemory
-from pskd.workbench.data.subsets import mislabelled
+from pskd.workbench.data.subsets import add_label_noise
 
 
 def rows(split: InMemory) -> set[tuple[int, bytes]]:
@@ -38,9 +38,17 @@ class TestDigits:
         assert int(digits.train.images.max()) == 255
         everything = torch.cat((digits.train.labels, digits.test.labels)).bincount()
         assert torch.equal(digits.test.labels.bincount(), (everything * 0.2).round().long())
-        again = data.load("digits", seed=5)
-        assert again.train.fingerprint == digits.train.fingerprint
-        assert again.test.fingerprint == digits.test.fingerprint
+        assert data.load("digits", seed=5).train.fingerprint == digits.train.fingerprint
+        assert data.load("digits", seed=5).test.fingerprint == digits.test.fingerprint
+
+    def test_runs_of_earlier_versions_find_their_data(self):
+        digits = data.load("digits", val_fraction=0.1, seed=3, noise=0.3, per_class=40, num_classes=7)
+        marks = [split.fingerprint for split in digits.splits.values()]
+        assert marks == [
+            "d5ce8851f73e03c489bd6d7741c944ea",
+            "ce7a0614833ea487c306c7ec1de3a956",
+            "4216e34d7e445f4149e23ede877ebb14",
+        ]
 
     def test_the_training_images_are_normalised_to_mean_0_and_deviation_1(self):
         digits = data.load("digits")
@@ -114,26 +122,42 @@ class TestSubsets:
         labels = torch.arange(5).repeat(20_000)
         split = InMemory(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels, data.load("digits").view)
         whole = ImageData("many", tuple("abcde"), split, None, split, split.view)
-        noisy = mislabelled(whole, 0.4, seed=0).train.labels
+        noisy = add_label_noise(whole, 0.4, seed=0).train.labels
         counts = (labels * 5 + noisy).bincount(minlength=25).view(5, 5).double()
         assert (counts.diagonal() / 20_000 - 0.6).abs().max() < 4 * (0.24 / 20_000) ** 0.5
         others = counts[~torch.eye(5, dtype=torch.bool)]
         assert abs(((others - 2000) ** 2 / 2000).sum() - 19) < 4 * 38**0.5
 
-    @pytest.mark.parametrize("fraction", [-0.1, 1.0, 1e-9, 0.99999, float("nan")])
-    def test_a_useless_fraction_is_refused(self, fraction: float):
-        with pytest.raises(PskdError, match=r"data\.val_fraction="):
-            data.load("digits", val_fraction=fraction)
+    @pytest.mark.parametrize(
+        ("name", "options", "message"),
+        [
+            *(("digits", {"val_fraction": part}, "val_fraction=") for part in (-0.1, 1.0, 1e-9, 0.99999, float("nan"))),
+            *(("digits", {"num_classes": number}, "num_classes=.*2 to 10") for number in (0, 1, 11)),
+            *(("digits", {"per_class": number}, "per_class=.*class '") for number in (0, 1000)),
+            ("digits", {"noise": 1.0}, "noise=1.0: "),
+            ("digits", {"image_size": 64}, "image_size=64: .*take fewer pixels"),
+            ("digits", {"root": "elsewhere"}, "data.root=... out"),
+            ("folder", {"root": "somewhere", "download": True}, "download=true: 'folder' cannot be downloaded"),
+            ("digits", {"label": "kind"}, "label=kind: 'digits' has no such option"),
+            ("cifar1000", {}, r"data 'cifar1000' is unknown; did you mean cifar100\?.*cifar100, digits"),
+        ],
+    )
+    def test_what_cannot_be_met_is_refused_in_one_line(self, name: str, options: dict, message: str):
+        with pytest.raises(PskdError, match=message) as caught:
+            data.load(name, **options)
+        assert "\n" not in str(caught.value)
 
-    @pytest.mark.parametrize("number", [0, 1, 11])
-    def test_an_impossible_number_of_classes_is_refused(self, number: int):
-        with pytest.raises(PskdError, match=r"data\.num_classes=.*2 to 10"):
-            data.load("digits", num_classes=number)
 
-    @pytest.mark.parametrize("number", [0, 1000])
-    def test_an_impossible_number_of_samples_is_refused(self, number: int):
-        with pytest.raises(PskdError, match=r"data\.per_class=.*class '"):
-            data.load("digits", per_class=number)
+@pytest.mark.parametrize(
+    ("names", "title"),
+    [
+        (registry.data, {"cifar100": "CIFAR-100", "imagenet": "ImageNet", "digits": None, "no_such": None}),
+        (registry.scenes, {"digits": "digit scenes", "voc": "PASCAL VOC"}),
+        (registry.texts, {"multi30k": "Multi30k", "files": None}),
+    ],
+)
+def test_published_sets_have_titles_for_reports(names: registry.Registry, title: dict[str, str | None]):
+    assert {name: names.title(name) for name in title} == title
 
 
 @pytest.mark.parametrize(
@@ -284,18 +308,6 @@ def test_the_real_cifar100(real_data: Path):
     inputs = next(cifar.test.batches([torch.arange(2000)])).inputs
     assert inputs.shape == (2000, 3, 32, 32)
     assert inputs.mean().abs() < 0.5
-
-
-def test_an_unknown_name_gets_the_nearest():
-    with pytest.raises(PskdError, match=r"data 'cifar1000' is unknown; did you mean cifar100\?.*cifar100, digits"):
-        data.load("cifar1000")
-
-
-def test_settings_that_cannot_be_met_are_refused(tmp_path: Path):
-    with pytest.raises(PskdError, match=r"data\.image_size=64: .*take fewer pixels"):
-        data.load("digits", image_size=64)
-    with pytest.raises(PskdError, match=r"data\.download=true: 'folder' cannot be downloaded"):
-        data.load("folder", root=tmp_path, download=True)
 
 
 def test_published_images_can_be_made_smaller():

@@ -1,5 +1,8 @@
+"""The samples of a split as batches, in memory and on disk, and the workers that stay from epoch to epoch."""
+
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,7 +17,8 @@ from PIL import Image
 
 from pskd.errors import PskdError
 from pskd.workbench.augment import Augment
-from pskd.workbench.data import Batch, InMemory, OnDisk, View
+from pskd.workbench.data import ImageBatch, InMemory, OnDisk, View
+from pskd.workbench.data.items import Items
 
 VIEW = View(3, (16, 16), None, (0.5, 0.4, 0.3), (0.2, 0.2, 0.3))
 CIFAR = Augment(VIEW, pad=2)
@@ -42,7 +46,7 @@ def plan(*sizes: int, seed: int = 0) -> list[torch.Tensor]:
     return list(order[: sum(sizes)].split(sizes))
 
 
-def by_sample(batches: list[Batch]) -> torch.Tensor:
+def by_sample(batches: list[ImageBatch]) -> torch.Tensor:
     """All inputs in the order of the samples' numbers."""
     return torch.cat([batch.inputs for batch in batches])[torch.cat([batch.index for batch in batches]).argsort()]
 
@@ -220,3 +224,92 @@ def test_workers_end_when_the_main_process_is_killed(on_disk: OnDisk):
         assert time.monotonic() < deadline, "a worker is still there"
         time.sleep(0.2)
     assert not {name for name in set(os.listdir("/dev/shm")) - shared if str(process.pid) in name}
+
+
+def fresh(split: OnDisk) -> OnDisk:
+    """The same samples, without workers of other tests."""
+    return split.subset(torch.arange(len(split)))
+
+
+def epoch_plan(epoch: int = 0, size: int = 3) -> tuple[torch.Tensor, ...]:
+    return torch.randperm(20, generator=torch.Generator().manual_seed(epoch)).split(size)
+
+
+def epoch_of(split, epoch: int, workers: int = 2, size: int = 3, augment: Augment | None = IMAGENET) -> torch.Tensor:
+    batches = split.batches(epoch_plan(epoch, size), augment=augment, seed=1, epoch=epoch, workers=workers)
+    return torch.cat([batch.inputs for batch in batches])
+
+
+def alive() -> set[int]:
+    return {child.pid for child in multiprocessing.active_children()}
+
+
+def ended(before: set[int]) -> bool:
+    until = time.monotonic() + 20
+    while alive() - before and time.monotonic() < until:
+        time.sleep(0.01)
+    return not alive() - before
+
+
+def test_workers_stay_for_the_next_epoch_and_end_with_their_data(on_disk: OnDisk):
+    before, split = alive(), fresh(on_disk)
+    first = epoch_of(split, 0)
+    workers = alive() - before
+    assert len(workers) == 2
+    assert torch.equal(epoch_of(split, 0, augment=None), epoch_of(split, 0, workers=0, augment=None))
+    second = epoch_of(split, 1)
+    assert alive() - before == workers, "the same two, and none of the evaluation"
+    third = epoch_of(split, 2, size=8)  # which needs more memory
+    assert len(alive() - before) == 2
+    assert not alive() & workers
+    for epoch, (seen, size) in enumerate(((first, 3), (second, 3), (third, 8))):
+        assert torch.equal(seen, epoch_of(split, epoch, workers=0, size=size))
+    del split
+    assert ended(before)
+
+
+def test_an_epoch_that_is_left_early_or_fails_takes_its_workers_along(on_disk: OnDisk):
+    before, split = alive(), fresh(on_disk)
+    batches = split.batches(epoch_plan(), augment=IMAGENET, seed=1, workers=2)
+    next(batches)
+    del batches
+    assert ended(before)
+    content = split.source(4).read_bytes()
+    split.source(4).write_bytes(content[:60])
+    with pytest.raises(PskdError, match=r"cannot read image .*4\.png"):
+        epoch_of(split, 0)
+    assert ended(before)
+    split.source(4).write_bytes(content)
+    assert torch.equal(epoch_of(split, 0), epoch_of(split, 0, workers=0))
+
+
+def test_batches_that_are_kept_do_not_change_and_two_epochs_run_at_once(on_disk: OnDisk):
+    """Each has memory of its own, also when both use workers that were left over."""
+    split = fresh(on_disk)
+    for epoch in range(3):
+        one, other = (
+            split.batches(epoch_plan(epoch), augment=IMAGENET, seed=1, epoch=which, workers=2)
+            for which in (epoch, -1 - epoch)
+        )
+        pairs = [(a.inputs, b.inputs) for a, b in zip(one, other, strict=True)]
+        for which, seen in zip((epoch, -1 - epoch), zip(*pairs, strict=True), strict=True):
+            batches = split.batches(epoch_plan(epoch), augment=IMAGENET, seed=1, epoch=which)
+            assert torch.equal(torch.cat(seen), torch.cat([batch.inputs for batch in batches]))
+
+
+class Noisy:
+    """A user's data set that draws its own random numbers."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.rand(3, 16, 20), index % 3
+
+
+def test_the_workers_of_a_users_data_set_start_anew_so_that_its_epochs_can_be_repeated():
+    before, split = alive(), Items(Noisy(), torch.arange(20), torch.arange(20) % 3, VIEW)
+    first = epoch_of(split, 0)
+    assert ended(before)
+    epoch_of(split, 1)
+    assert torch.equal(epoch_of(split, 0), first)

@@ -78,7 +78,7 @@ def test_parquet_says_the_same_as_csv(images: Path):
         (["path", "label"], [], {}, "has no rows"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
+def test_each_mistake_is_one_line(
     images: Path, header: list[str], lines: list[list[str]], options: dict[str, str], wrong: str
 ):
     with pytest.raises(PskdError, match=wrong) as caught:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from torchvision.transforms import v2
 
 from pskd.errors import PskdError
 from pskd.workbench.data import View
-from pskd.workbench.data.pictures import FromSource
+from pskd.workbench.data.pictures import Picture
 from pskd.workbench.data.view import shorter_side
 
 PHOTO = View(3, (224, 224), 256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -122,14 +123,16 @@ def test_broken_images_are_named_in_one_line(tmp_path: Path):
         with pytest.raises(PskdError, match=name) as caught:
             SMALL.open(tmp_path / name)
         assert "\n" not in str(caught.value)
-    with pytest.raises(PskdError, match="a stream"):
+    with pytest.raises(PskdError, match=r"image 'a stream' \(it is no image\)"):
         SMALL.open(io.BytesIO(b"no image"))
+    with tempfile.TemporaryFile() as file, pytest.raises(PskdError, match=rf"cannot read image '{file.name}'"):
+        SMALL.open(file)  # its name is a number
 
 
 def test_cut_is_torchvisions_resized_crop():
     image = picture(100, 80)
     expected = v2.functional.resized_crop(image, 10, 20, 50, 60, [32, 32])
-    pixels = FromSource(image, SMALL).cut((10, 20, 50, 60))
+    pixels = Picture(image, SMALL).cut((10, 20, 50, 60))
     assert torch.equal(pixels, v2.functional.pil_to_tensor(expected))
 
 
@@ -147,7 +150,21 @@ def test_a_view_survives_json(view: View):
     assert View.from_dict(json.loads(json.dumps(view.to_dict()))) == view
 
 
-@pytest.mark.parametrize("change", [{"size": [32]}, {"mean": [0.5]}, {"channels": 4}, {"colour": 1}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": [32]},
+        {"size": 32},
+        {"size": [32, 10**9]},
+        {"resize": "32"},
+        {"mean": [0.5]},
+        {"mean": [0.5, 0.5, float("nan")]},
+        {"std": [0.5, 0.5, 0]},
+        {"channels": 4},
+        {"channels": 3.0},
+        {"colour": 1},
+    ],
+)
 def test_a_wrong_description_is_refused(change: dict):
     with pytest.raises(PskdError, match="view"):
         View.from_dict(SMALL.to_dict() | change)

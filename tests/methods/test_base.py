@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,11 @@ import pskd
 from pskd.errors import PskdError
 from pskd.linear_head import Output
 from pskd.memory import PredictionBank, Snapshot
-from pskd.methods import CSKD, PSKD, TFKD, Hard, LabelSmoothing, Loss, Method
-from pskd.names import methods
+from pskd.methods import CSKD, PSKD, TFKD, Hard, LabelSmoothing, Loss, MaxSup, Method
 from pskd.settings import Count, NotNegative, Place, Positive, Range, Share
 from pskd.targets import Targets
 from pskd.workbench.config.methods import TrainingInfo, make_method, method_settings
+from pskd.workbench.registry import methods
 
 TRAINING = TrainingInfo(
     epochs=3, num_classes=5, num_samples=12, steps_per_epoch=4, model=nn.Linear(3, 5), fingerprint="abc", path=None
@@ -70,7 +71,6 @@ def test_the_settings_of_each_method_in_order() -> None:
         assert declared(method) == settings
         assert list(declared(method)) == list(settings)
         assert not any(setting.required for setting in method_settings(method).values())
-        assert all(setting.doc for setting in method_settings(method).values()), "each is described"
 
 
 def test_a_method_is_made_from_its_settings() -> None:
@@ -182,3 +182,22 @@ def test_one_loop_serves_all_methods(logits: Tensor, labels: Tensor) -> None:
     assert [method.card.plain for method in METHODS] == [True, False, False, False, False]
     assert [method.card.shares_mix for method in METHODS] == [False, False, True, False, True]
     assert [method.takes_heads for method in METHODS] == [True, True, False, False, True]
+
+
+def test_an_epoch_is_a_plain_number() -> None:
+    """Whatever counted it: numpy's numbers cannot be saved, and a tensor may be counted on in place."""
+    method, count = MaxSup(3), torch.zeros((), dtype=torch.int64)
+    for epoch in (count, np.int64(1)):
+        method.start_epoch(epoch)  # type: ignore[arg-type]
+        count += 1
+        assert type(method.state_dict()["epoch"]) is int
+    assert method.epoch == 1
+    with pytest.raises(PskdError, match=r"start_epoch: epoch must be a whole number, got 1\.5"):
+        method.start_epoch(1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.complex64])
+def test_labels_are_numbers(dtype: torch.dtype) -> None:
+    logits = torch.zeros(2, 3, requires_grad=True)
+    with pytest.raises(PskdError, match="targets must be class indices or class probabilities, got torch"):
+        Hard()(logits, torch.ones(2, dtype=dtype))

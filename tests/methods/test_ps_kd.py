@@ -713,7 +713,7 @@ def test_it_shows_what_it_is() -> None:
     distill.start_epoch(0)
     assert repr(distill).endswith(" at epoch 0, alpha_t=0.4")
     assert repr(PSKD(steps=9, memory=Snapshot(nn.Linear(3, K), 5), reduction="sum")) == (
-        "PSKD(alpha=0.8, schedule=linear, memory=Snapshot(model=Linear, refresh=5), steps=9, reduction='sum')"
+        "PSKD(alpha=0.8, schedule=linear, memory=Snapshot(model=Linear, refresh=5), reduction='sum', steps=9)"
     )
     made = "TFKD(variant='reg', temperature=20.0, alpha=0.1, multiplier=1.0, a=0.99, released=True)"
     assert repr(TFKD("reg")) == made

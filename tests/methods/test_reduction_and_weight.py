@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from pskd import CSKD, PSKD, TFKD, Hard, LabelSmoothing, LinearHead, Method, PredictionBank, Snapshot, linear_head
 from pskd.errors import PskdError
 from pskd.methods import BYOT, DDGSD, ELR, OLS, Focal, Loss, MaxSup, MeanTeacher, TemporalEnsembling
-from pskd.names import methods
 from pskd.workbench.config.methods import TrainingInfo, make_method, method_settings
+from pskd.workbench.registry import methods
 
 K, IGNORED = 5, -100
 WEIGHT = torch.tensor([0.5, 2.0, 0.0, 1.5, 3.0], dtype=torch.float64)

@@ -38,10 +38,9 @@ def test_equals_the_equation_in_both_views(logits: Tensor, labels: Tensor) -> No
 def test_the_second_view_is_another_one_of_the_same_images() -> None:
     """A pure function of (seed, epoch, sample), with draws that no first view has."""
     task = tasks.create(small("method=ddgsd", "augment.pad=2"))
-    task.provide(DDGSD())
     plan = task.plan(1, Group())
-    batches = list(task.batches(plan, 1, torch.device("cpu")))
-    later = list(task.batches(plan[3:], 1, torch.device("cpu")))
+    batches = list(task.batches(plan, 1, torch.device("cpu"), DDGSD.needs))
+    later = list(task.batches(plan[3:], 1, torch.device("cpu"), DDGSD.needs))
     assert torch.equal(batches[3].view, later[0].view)
     whole, views = torch.cat([b.inputs for b in batches]), torch.cat([b.view for b in batches])
     same = (whole == views).flatten(1).all(1).float().mean()

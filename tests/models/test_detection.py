@@ -8,7 +8,7 @@ from torch import nn
 
 from pskd.errors import PskdError
 from pskd.workbench import models
-from pskd.workbench.models.detection import Detector, faster_rcnn, transferred, trunk_of
+from pskd.workbench.models.detection import Detector, compare_weights, faster_rcnn, trunk_of
 
 SMALL = {
     "resnet8": {"width": 4},
@@ -41,7 +41,7 @@ def test_every_family_can_be_a_trunk(name: str, head: str) -> None:
     torch.stack(list(losses.values())).sum().backward()
     without = [name for name, weight in made.named_parameters() if weight.requires_grad and weight.grad is None]
     assert not without  # also what several processes need
-    lines = transferred(source, made, "there")
+    lines = compare_weights(source, made, "there")
     left = [key for key in source if key.startswith("fc.")]
     assert lines[0].startswith(f"trunk from there: {len(source) - 2} weights taken over, 2 not ({', '.join(left)});")
     for key in source:

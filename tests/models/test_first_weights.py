@@ -11,7 +11,7 @@ from torch import nn
 
 from pskd.errors import PskdError
 from pskd.workbench import models
-from pskd.workbench.models.first_weights import head_of, put, trained_on, with_channels
+from pskd.workbench.models.first_weights import adapt_channels, copy_weights, find_pretraining, head_of
 
 SMALLEST = "shufflenet_v2_x0_5"
 
@@ -38,34 +38,32 @@ def test_torchvision_takes_what_is_cached_and_gets_a_new_head(cached: Path):
     assert own["fc.weight"].shape[0] == 3
     same = [name for name in own if not name.startswith(("fc.", "conv1.0"))]
     assert all(own[name].equal(known[name]) for name in same)
-    told = trained_on(f"torchvision:{SMALLEST}", {"weights": "DEFAULT"})
+    told = find_pretraining(f"torchvision:{SMALLEST}", {"weights": "DEFAULT"})
     assert told is not None
     assert (told.size, told.resize, told.mean[0], told.classes) == (224, 256, 0.485, 1000)
-    assert trained_on(f"torchvision:{SMALLEST}", {}) is None
+    assert find_pretraining(f"torchvision:{SMALLEST}", {}) is None
 
 
-def test_a_file_with_code_in_it_is_not_read(cached: Path):
-    class Harm:
-        def __reduce__(self):
-            return (Path(cached.parent / "harmed").touch, ())
+class Harm:
+    def __init__(self, file: Path) -> None:
+        self.file = file
 
-    torch.save({"fc.weight": Harm()}, cached)
-    with pytest.raises(PskdError, match="holds more than tensors"):
-        models.create(f"torchvision:{SMALLEST}", 3, weights="DEFAULT")
-    assert not (cached.parent / "harmed").exists()
+    def __reduce__(self):
+        return (self.file.touch, ())
 
 
-def test_nobody_is_told_to_unpickle_a_file_with_code_in_it(tmp_path: Path):
-    pytest.importorskip("timm")
-
-    class Harm:
-        def __reduce__(self):
-            return (Path(tmp_path / "harmed").touch, ())
-
-    torch.save(Harm(), tmp_path / "weights.pth")
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_a_file_with_code_in_it_is_not_read(library: str, cached: Path, tmp_path: Path):
+    """And timm's advice to unpickle it is not passed on."""
+    pytest.importorskip(library)
+    harmed, file = tmp_path / "harmed", tmp_path / "weights.pth"
+    torch.save({"fc.weight": Harm(harmed)}, cached)
+    torch.save(Harm(harmed), file)
+    name = {"torchvision": f"torchvision:{SMALLEST}", "timm": "timm:test_resnet"}[library]
+    options = {"torchvision": {"weights": "DEFAULT"}, "timm": {"checkpoint_path": str(file)}}[library]
     with pytest.raises(PskdError, match=r"holds more than tensors, and is not read$"):
-        models.create("timm:test_resnet", 3, checkpoint_path=str(tmp_path / "weights.pth"))
-    assert not (tmp_path / "harmed").exists()
+        models.create(name, 3, **options)
+    assert not harmed.exists()
 
 
 def test_timm_takes_what_is_cached(tmp_path: Path):
@@ -81,7 +79,7 @@ def test_timm_takes_what_is_cached(tmp_path: Path):
     assert own["layer1.0.conv1.weight"].equal(known["layer1.0.conv1.weight"])
     assert own["conv1.0.weight"].shape[1] == 1
     assert head_of(model) == "fc"
-    told = trained_on("timm:test_resnet", {"pretrained": True})
+    told = find_pretraining("timm:test_resnet", {"pretrained": True})
     assert told is not None
     assert (told.size, told.resize, told.mean) == (160, 168, (0.5, 0.5, 0.5))
 
@@ -89,7 +87,7 @@ def test_timm_takes_what_is_cached(tmp_path: Path):
 def test_tensors_of_one_model_in_another():
     before, after = models.create("resnet8", 10, 3, width=4), models.create("resnet8", 3, 1, width=4)
     fresh = {name: value.clone() for name, value in after.state_dict().items()}
-    assert put(before.state_dict(), after, "this", new_head=False)
+    assert copy_weights(before.state_dict(), after, "this", new_head=False)
     known, own = before.state_dict(), after.state_dict()
     assert own["fc.weight"].equal(fresh["fc.weight"])
     assert own["stages.1.0.residual.0.0.weight"].equal(known["stages.1.0.residual.0.0.weight"])
@@ -98,31 +96,26 @@ def test_tensors_of_one_model_in_another():
         colour = before.eval().forward_features(grey.expand(-1, 3, -1, -1))
         assert torch.allclose(after.eval().forward_features(grey), colour, atol=1e-5)
     again = models.create("resnet8", 10, 3, width=4)
-    assert not put(known, again, "this", new_head=False)
+    assert not copy_weights(known, again, "this", new_head=False)
     assert again.state_dict()["fc.weight"].equal(known["fc.weight"])
-    assert put(known, again, "this", new_head=True)
+    assert copy_weights(known, again, "this", new_head=True)
 
 
 def test_what_does_not_fit_is_named():
-    model = models.create("resnet8", 3, 1, width=4)
+    model, name = models.create("resnet8", 3, 1, width=4), "stages.0.0.residual.0.0.weight"
     state = dict(model.state_dict())
-    for change, wrong in (
-        ({"other.weight": torch.zeros(1)}, "which has no other.weight"),
-        (
-            {"stages.0.0.residual.0.0.weight": torch.zeros(5, 4, 3, 3)},
-            "residual.0.0.weight is 5 x 4 x 3 x 3, here 4 x 4",
-        ),
+    for tensors, message in (
+        (state | {"other.weight": torch.zeros(1)}, "which has no other.weight"),
+        (state | {name: torch.zeros(5, 4, 3, 3)}, "residual.0.0.weight is 5 x 4 x 3 x 3, here 4 x 4"),
+        ({key: value for key, value in state.items() if key != name}, "it has no stages"),
     ):
-        with pytest.raises(PskdError, match=wrong):
-            put(state | change, model, "this", new_head=False)
-    state.pop("stages.0.0.residual.0.0.weight")
-    with pytest.raises(PskdError, match="it has no stages"):
-        put(state, model, "this", new_head=False)
+        with pytest.raises(PskdError, match=message):
+            copy_weights(tensors, model, "this", new_head=False)
 
 
 def test_filters_answer_to_a_grey_image_as_they_did():
     filters, grey = torch.randn(4, 3, 3, 3, dtype=torch.float64), torch.randn(1, 1, 6, 6, dtype=torch.float64)
     answer = nn.functional.conv2d(grey.expand(-1, 3, -1, -1), filters)
-    one = with_channels(filters, 1)
+    one = adapt_channels(filters, 1)
     assert torch.allclose(nn.functional.conv2d(grey, one), answer)
-    assert torch.allclose(nn.functional.conv2d(grey.expand(-1, 3, -1, -1), with_channels(one, 3)), answer)
+    assert torch.allclose(nn.functional.conv2d(grey.expand(-1, 3, -1, -1), adapt_channels(one, 3)), answer)

@@ -12,7 +12,7 @@ from torch import nn
 
 from pskd.errors import PskdError
 from pskd.workbench import models
-from pskd.workbench.models.heads import HeadedNet, HeadedOutput, deployed
+from pskd.workbench.models.heads import HeadedNet, HeadedOutput, without_heads
 from pskd.workbench.train.loop import train
 
 
@@ -29,8 +29,8 @@ def test_every_stage_but_the_last_has_a_head(name: str, options: dict[str, int])
     assert len(output.head_features) == stages
     torch.testing.assert_close(output.logits, net(images), rtol=1e-4, atol=1e-5)
     assert torch.equal(model.eval()(images), net.eval()(images))
-    assert deployed(model) is net
-    assert deployed(net) is net
+    assert without_heads(model) is net
+    assert without_heads(net) is net
     with pytest.raises(PskdError, match="method=byot needs a network of stages, such as model=resnet20, not Linear"):
         HeadedNet(nn.Linear(2, 2))
 

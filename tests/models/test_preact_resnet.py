@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from pskd.errors import PskdError
 from pskd.workbench import models
-from pskd.workbench.models.preact_resnet import PreActBlock
+from pskd.workbench.models.families.preact_resnet import PreActBlock
 
 
 def literal(block: PreActBlock, x: Tensor, shortcut: str) -> Tensor:
@@ -54,5 +54,5 @@ def test_the_published_name_is_the_released_network_and_the_family_the_literatur
     assert shortcuts("preact_resnet18") == {False}
     assert shortcuts("preact_resnet") == {True}
     assert shortcuts("preact_resnet18", shortcut="raw") == {True}
-    with pytest.raises(PskdError, match="'preact_resnet': shortcut='x' must be one of raw, preact"):
+    with pytest.raises(PskdError, match="'preact_resnet18': shortcut is 'x'; allowed are raw, preact"):
         models.create("preact_resnet18", 10, shortcut="x")

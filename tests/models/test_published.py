@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pskd.workbench import models
-from pskd.workbench.models.shakedrop import ShakeDrop
+from pskd.workbench.models.families.shakedrop import ShakeDrop
 
 
 @cache
@@ -45,44 +45,27 @@ def test_parameters(name: str, num_classes: int, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "depth", "shortcuts"),
+    ("name", "depth", "shortcuts", "stem", "stages", "blocks"),
     [
-        ("preact_resnet18", 18, 3),
-        ("resnet101", 101, 4),
-        ("densenet121", 121, 0),
-        ("resnext29_8x64d", 29, 3),
-        ("pyramidnet200", 200, 0),
+        ("preact_resnet18", 18, 3, 64, (64, 128, 256, 512), (2, 2, 2, 2)),
+        ("resnet101", 101, 4, 64, (256, 512, 1024, 2048), (3, 4, 23, 3)),
+        ("densenet121", 121, 0, 64, (256, 512, 1024, 1024), (6, 12, 24, 16)),
+        ("resnext29_8x64d", 29, 3, 64, (256, 512, 1024), (3, 3, 3)),
+        ("pyramidnet200", 200, 0, 16, (4 * 96, 4 * 176, 4 * 256), (22, 22, 22)),
     ],
 )
-def test_depth(name: str, depth: int, shortcuts: int) -> None:
-    """The layers with weights on the longest path: convolutions without those of shortcuts, and the classifier."""
-    assert len(convolutions(made(name))) - shortcuts + 1 == depth
-
-
-@pytest.mark.parametrize(
-    ("name", "stem", "stages", "strides"),
-    [
-        ("preact_resnet18", 64, (64, 128, 256, 512), (1, 2, 4, 8)),
-        ("resnet101", 64, (256, 512, 1024, 2048), (1, 2, 4, 8)),
-        ("densenet121", 64, (256, 512, 1024, 1024), (1, 2, 4, 8)),
-        ("resnext29_8x64d", 64, (256, 512, 1024), (1, 2, 4)),
-        ("pyramidnet200", 16, (4 * 96, 4 * 176, 4 * 256), (1, 2, 4)),
-    ],
-)
-def test_widths_and_strides(name: str, stem: int, stages: tuple[int, ...], strides: tuple[int, ...]) -> None:
+def test_depth_widths_and_strides(
+    name: str, depth: int, shortcuts: int, stem: int, stages: tuple[int, ...], blocks: tuple[int, ...]
+) -> None:
+    """The depth counts the convolutions on the longest path, without those of shortcuts, and the classifier."""
     model = made(name)
+    assert len(convolutions(model)) - shortcuts + 1 == depth
     first = convolutions(model)[0]
     assert (first.out_channels, first.kernel_size, first.stride) == (stem, (3, 3), (1, 1))
-    assert (model.stage_channels, model.stage_strides) == (stages, strides)
+    assert (model.stage_channels, model.stage_strides) == (stages, (1, 2, 4, 8)[: len(stages)])
     assert model.fc.in_features == stages[-1]
-
-
-def test_blocks_of_every_stage() -> None:
-    assert [len(stage) for stage in made("preact_resnet18").stages] == [2, 2, 2, 2]
-    assert [len(stage) for stage in made("resnet101").stages] == [3, 4, 23, 3]
-    assert [len(convolutions(stage, 3)) for stage in made("densenet121").stages] == [6, 12, 24, 16]
-    assert [len(stage) for stage in made("resnext29_8x64d").stages] == [3, 3, 3]
-    assert [len(stage) for stage in made("pyramidnet200").stages] == [22, 22, 22]
+    with_3x3 = [[block for block in stage if convolutions(block, 3)] for stage in model.stages]
+    assert tuple(map(len, with_3x3)) == blocks
 
 
 def test_the_growth_and_the_bottleneck_of_densenet() -> None:
@@ -103,8 +86,12 @@ def test_the_widths_of_pyramidnet() -> None:
 
 
 def test_the_gates_of_shakedrop() -> None:
-    model = made("pyramidnet200", shakedrop=True)
-    gates = [module.open_probability for module in model.modules() if isinstance(module, ShakeDrop)]
+    def gates_of(model: nn.Module) -> list[float]:
+        return [module.open_probability for module in model.modules() if isinstance(module, ShakeDrop)]
+
+    model, plain = made("pyramidnet200", shakedrop=True), made("pyramidnet200")
+    gates = gates_of(model)
+    assert not gates_of(plain)
     assert gates == pytest.approx([1 - block / (2 * 66) for block in range(1, 67)])
     assert (gates[0], gates[32], gates[65]) == pytest.approx((0.99242, 0.75, 0.5), abs=5e-6)
-    assert parameters(model) == parameters(made("pyramidnet200"))
+    assert parameters(model) == parameters(plain)

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pskd.workbench import models
-from pskd.workbench.models.shakedrop import ShakeDrop
+from pskd.workbench.models.families.shakedrop import ShakeDrop
 
 OPEN = 0.7
 DRAWS, BATCH = 3000, 8
@@ -77,12 +76,3 @@ def test_an_image_is_scaled_as_a_whole_and_keeps_type_and_memory_format() -> Non
     factor = (out.float() / x.float()).flatten(1)
     assert (factor.std(1) < 0.01).all()
     assert factor.mean(1).std() > 0.1
-
-
-def test_deeper_blocks_of_a_pyramidnet_are_disturbed_more() -> None:
-    with torch.device("meta"):
-        model = models.create("pyramidnet20", 10, shakedrop=True)
-        plain = models.create("pyramidnet20", 10)
-    gates = [module.open_probability for module in model.modules() if isinstance(module, ShakeDrop)]
-    assert gates == pytest.approx([1 - block / 6 * 0.5 for block in range(1, 7)])
-    assert not any(isinstance(module, ShakeDrop) for module in plain.modules())

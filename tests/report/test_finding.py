@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import re
 from typing import Any
 
-from pskd.workbench.report.finding import facts, findings
+from rows import make_row
+
+from pskd.workbench.report.finding import list_facts, make_findings
+from pskd.workbench.report.page import load_templates
 from pskd.workbench.report.summary import compare
 from pskd.workbench.study.results import Collection, Row
 
@@ -13,38 +16,26 @@ PLAIN = {"top1_error": [70.0, 69.0, 68.0], "ece": [7.0, 7.2, 7.4], "aurc": [600.
 TAUGHT = {"top1_error": [71.0, 72.5, 69.0], "ece": [5.2, 5.3, 5.5], "aurc": [621.0, 626.5, 631.0], "brier": [0.5] * 3}
 
 
+ABOUT = {"parameters": 75_002, "epoch": 30, "num_classes": 10}
+
+
 def row(labels: dict[str, str], method: str, numbers: dict[str, list[float]], seeds: int = 3) -> Row:
-    config = SimpleNamespace(
-        method=SimpleNamespace(name=method),
-        model=SimpleNamespace(name="resnet8"),
-        task="classification",
-        eval=SimpleNamespace(ece_bins=10),
-    )
-    runs: Any = [
-        SimpleNamespace(
-            seed=seed,
-            config=config,
-            metrics={name: values[seed] for name, values in numbers.items()},
-            result={"parameters": 75_002, "epoch": 30, "num_classes": 10},
-            data_name="CIFAR-10",
-            training_samples=300,
-            scores=None,
-        )
-        for seed in range(seeds)
-    ]
-    return Row(labels, runs)
+    numbers = {name: values[:seeds] for name, values in numbers.items()}
+    return make_row(labels, numbers, method, data_name="CIFAR-10", training_samples=300, result=ABOUT)
 
 
 def told(*rows: Row) -> list[str]:
     found = Collection("", "", rows)
-    opening, others, overall = findings(found, compare(found))
-    return [*map(str, opening), *map(str, others), *overall]
+    opening, others, overall = make_findings(found, compare(found))
+    sentence: Any = load_templates().get_template("finding.html").module.sentence  # type: ignore[attr-defined]
+    texts = [re.sub("<[^>]*>", "", sentence(finding)) for finding in (*opening, *others)]
+    return [*(" ".join(text.split()) for text in texts), *overall]
 
 
 def test_one_sentence_with_what_is_better_first() -> None:
     sentence = (
         "PS-KD against plain cross-entropy (CE), CIFAR-10, 300 images, 3 seeds: ECE 7.20 → 5.33, better;"
-        " AURC 605.00 → 626.17, worse; top-1 error 69.00 → 70.83, not significant."
+        " AURC 605.00 → 626.17, worse; not significant: top-1 error 69.00 → 70.83."
     )
     plain, taught = row({"method": "CE"}, "hard", PLAIN), row({"method": "PS-KD"}, "ps_kd", TAUGHT)
     assert told(plain, taught) == [sentence]
@@ -52,6 +43,13 @@ def test_one_sentence_with_what_is_better_first() -> None:
     assert told(row({"method": "hard"}, "hard", PLAIN), row({"method": "ps_kd"}, "ps_kd", TAUGHT)) == [
         sentence.replace(" (CE)", "")
     ]
+
+
+def test_a_difference_that_is_neither_better_nor_worse_comes_before_what_is_not_significant() -> None:
+    plain = row({"method": "CE"}, "hard", {"top1_error": PLAIN["top1_error"], "mine": [1.0, 2.0, 3.0]})
+    taught = row({"method": "PS-KD"}, "ps_kd", {"top1_error": TAUGHT["top1_error"], "mine": [5.0, 6.1, 7.2]})
+    (sentence,) = told(plain, taught)
+    assert sentence.endswith("3 seeds: mine 2 → 6.1, different; not significant: top-1 error 69.00 → 70.83.")
 
 
 def test_few_seeds_prove_nothing() -> None:
@@ -97,7 +95,7 @@ def test_many_groups_are_counted() -> None:
 
 def test_facts() -> None:
     found = Collection("", "", [row({"method": "CE"}, "hard", PLAIN)])
-    assert facts(found) == {
+    assert list_facts(found) == {
         "data": "CIFAR-10",
         "sizes": "300 training images, 10 classes",
         "network": "resnet8, 75,002 parameters",

@@ -19,12 +19,11 @@ from helpers import pskd
 
 from pskd.errors import PskdError
 from pskd.workbench.report.figure import FORMATS, Figure
-from pskd.workbench.report.figures import figures
-from pskd.workbench.report.finding import Findings
-from pskd.workbench.report.page import Part, Section, report
-from pskd.workbench.report.samples import readable, side_by_side
+from pskd.workbench.report.figures import make_figures
+from pskd.workbench.report.page import PageSection, make_sections, report
+from pskd.workbench.report.samples import name_classes, side_by_side
 from pskd.workbench.study.cells import Study
-from pskd.workbench.study.results import Collection, collect
+from pskd.workbench.study.results import collect
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +34,7 @@ def page(finished: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_figures_and_tables_are_saved(page: Path, finished: Study) -> None:
-    drawn = figures(collect([finished.folder])[0])
+    drawn = make_figures(collect([finished.folder])[0])
     kinds = {figure.kind for figure in drawn}
     assert kinds == {"calibration", "risk_coverage", "reliability", "curves", "hard_examples", "rescaling", "confusion"}
     saved = {file.name for file in (page.parent / "figures").iterdir()}
@@ -155,7 +154,7 @@ def test_a_run_whose_predictions_were_not_kept_has_its_numbers_and_curves(finish
         (run / "predictions.npz").unlink()
     report(runs, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert "2 of 2 runs have no predictions.npz: what is made of single predictions is left out." in page
+    assert "2 of 2 runs have no predictions.npz: figures and tables of single predictions are left out." in page
     assert f"{error:.2f}" in page
     assert "Training loss over the epochs" in page
 
@@ -163,19 +162,18 @@ def test_a_run_whose_predictions_were_not_kept_has_its_numbers_and_curves(finish
 def test_what_a_page_leaves_out_it_says() -> None:
     drawn = [Figure("reliability", f"reliability-{place}", "", "", lambda axes: None) for place in range(17)]
     drawn.append(Figure("ablation", "ablation", "", "", lambda axes: None))
-    part = Part("", Collection("", "", []), Findings([], [], []), {}, [], drawn, None, None, [], [])
-    diagrams, ablation = part.sections
-    assert (diagrams.title, diagrams.figures, ablation.figures) == ("Reliability diagrams", drawn[:15], drawn[17:])
-    assert diagrams.left_out.startswith("The first 15 of 17")
-    assert not ablation.left_out
+    diagrams, ablation = make_sections([], drawn)
+    assert (diagrams.title, diagrams.figures, diagrams.shown) == ("Reliability diagrams", drawn[:17], drawn[:15])
+    assert ablation.shown == ablation.figures == drawn[17:]
 
 
 def test_what_is_flat_is_folded_up_and_explained() -> None:
-    def section(*flat: bool) -> Section:
-        return Section("Hard examples", [], [Figure("x", "x", "", "", lambda axes: None, flat=each) for each in flat])
+    def section(*flat: bool) -> PageSection:
+        drawn = [Figure("hard_examples", "x", "", "", lambda axes: None, flat=each) for each in flat]
+        return PageSection("Hard examples", [], drawn)
 
-    assert section(True, True).flat
-    assert not section(True, False).flat
+    assert section(True, True).is_flat
+    assert not section(True, False).is_flat
     assert "right least often" in section(True).about
 
 
@@ -353,7 +351,7 @@ def test_samples_can_be_chosen(finished: Study, tmp_path: Path) -> None:
     predictions = rows[1].runs[0].predictions()
     assert predictions is not None
     likeliest = float(predictions.probs[42].max())
-    assert pair.samples[1].sides[1].classes[0][1] == pytest.approx(likeliest)
+    assert pair.samples[1].guesses["PS-KD"][0][1] == pytest.approx(likeliest)
     with pytest.raises(PskdError, match=r"--samples: there is no test sample 60; the numbers are 0 to 59"):
         side_by_side(rows, [3, 60])
     report([finished.folder], tmp_path / "report.html", samples=[17, 42])
@@ -365,14 +363,14 @@ def test_samples_can_be_chosen(finished: Study, tmp_path: Path) -> None:
 def test_imagenets_classes_have_names() -> None:
     """In the order of their numbers, wherever a class stands; of other classes the names stay."""
     numbers = [f"n{place:08d}" for place in range(1000)]
-    names = readable(numbers)
+    names = name_classes(numbers)
     facts = {0: "tench", 56: "king snake", 58: "water snake", 324: "cabbage butterfly", 465: "bulletproof vest"}
     facts |= {464: "buckle", 526: "desk", 544: "Dutch oven", 647: "measuring cup", 799: "sliding door"}
     facts |= {827: "stove", 950: "orange", 999: "toilet tissue"}
     assert {place: names[place] for place in facts} == facts
-    assert list(readable(numbers[::-1])) == list(names)[::-1]
-    assert readable(numbers[:20]) == numbers[:20]
-    assert readable(["cat", "dog"]) == ["cat", "dog"]
+    assert list(name_classes(numbers[::-1])) == list(names)[::-1]
+    assert name_classes(numbers[:20]) == numbers[:20]
+    assert name_classes(["cat", "dog"]) == ["cat", "dog"]
 
 
 def test_mistakes(tmp_path: Path, finished: Study) -> None:

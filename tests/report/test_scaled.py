@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from helpers import small
 
 from pskd.calibration import fit_temperature
 from pskd.metrics import functional
 from pskd.workbench.report.page import report
-from pskd.workbench.report.scaled import after_temperature
+from pskd.workbench.report.summary import after_temperature
 from pskd.workbench.runs import predictions
 from pskd.workbench.study.cells import Study
 from pskd.workbench.study.results import collect
@@ -38,7 +39,7 @@ def test_a_second_table_shows_everybody_calibrated(runs: list[Path], tmp_path: P
         temperature = fit_temperature(val.probs.log(), val.labels)
         scores = functional.score_samples(test.probs.log() / temperature, test.labels, from_logits=True)
         expected = functional.summarize(scores, 10)
-        for name, entry in zip(table.metrics, line.entries, strict=True):
+        for name, entry in line.cells.items():
             assert entry is not None
             assert entry.mean == pytest.approx(expected[name], rel=1e-5)
         assert f" {temperature:.3f}" in table.notes[1]
@@ -50,37 +51,35 @@ def test_a_second_table_shows_everybody_calibrated(runs: list[Path], tmp_path: P
     assert (tmp_path / "tables" / "calibrated.csv").is_file()
 
 
-def test_the_test_set_is_not_looked_at_for_a_temperature(runs: list[Path]) -> None:
-    path = runs[0]
-    before = after_temperature(collect([path])[0])
-    with np.load(path / "predictions.npz") as file:
+def copy_with(run: Path, folder: Path, change: Callable[[dict[str, np.ndarray]], None]) -> Path:
+    """A copy of a run with other predictions."""
+    copy = Path(shutil.copytree(run, folder / "copy"))
+    with np.load(run / "predictions.npz") as file:
         arrays = dict(file)
-    whole = (path / "predictions.npz").read_bytes()
-    arrays["labels"] = (arrays["labels"] + 1) % 10
-    np.savez(path / "predictions.npz", **arrays)
-    after = after_temperature(collect([path])[0])
-    (path / "predictions.npz").write_bytes(whole)
+    change(arrays)
+    np.savez(copy / "predictions.npz", **arrays)
+    return copy
+
+
+def test_the_test_set_does_not_change_a_temperature(runs: list[Path], tmp_path: Path) -> None:
+    changed = copy_with(runs[0], tmp_path, lambda arrays: arrays.update(labels=(arrays["labels"] + 1) % 10))
+    before, after = (after_temperature(collect([path])[0]) for path in (runs[0], changed))
     assert before is not None
     assert after is not None
     assert before.notes[1] == after.notes[1]
     assert before.frames != after.frames
 
 
-def test_runs_without_a_validation_split_are_said_to_have_none(finished: Study, tmp_path: Path) -> None:
+def test_the_page_says_that_there_is_no_validation_split(finished: Study, tmp_path: Path) -> None:
     assert after_temperature(collect([finished.folder])[0]) is None
     report([finished.folder], tmp_path / "page.html")
     assert "No table after temperature scaling" in (tmp_path / "page.html").read_text()
 
 
-def test_probabilities_of_nothing_do_no_harm(runs: list[Path]) -> None:
-    """A network that was sure and wrong has stored a probability of 0 for the true class."""
-    path = runs[1]
-    with np.load(path / "predictions.npz") as file:
-        arrays = dict(file)
-    whole = (path / "predictions.npz").read_bytes()
-    sure = torch.nn.functional.one_hot(torch.from_numpy(arrays["val_labels"] + 1) % 10, 10).float().numpy()
-    arrays["val_probs"][:3] = sure[:3]
-    np.savez(path / "predictions.npz", **arrays)
-    table = after_temperature(collect([path])[0])
-    (path / "predictions.npz").write_bytes(whole)
-    assert table is not None
+def test_a_stored_probability_may_be_0(runs: list[Path], tmp_path: Path) -> None:
+    """A network that was certain and wrong has stored 0 for the true class."""
+
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        arrays["val_probs"][:3] = np.eye(10, dtype=np.float32)[(arrays["val_labels"][:3] + 1) % 10]
+
+    assert after_temperature(collect([copy_with(runs[1], tmp_path, change)])[0]) is not None

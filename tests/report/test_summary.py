@@ -8,29 +8,26 @@ import json
 import shutil
 import statistics
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from rows import make_row
 from scipy.stats import t, ttest_rel
 
-from pskd.workbench.analysis.ensembles import ensemble
+from pskd.workbench.report.ensembles import ensemble
 from pskd.workbench.report.significance import paired_chance
-from pskd.workbench.report.summary import Entry, by_class, compare
+from pskd.workbench.report.summary import by_class, compare, compare_ensembles
+from pskd.workbench.report.table import TableCell
 from pskd.workbench.study.cells import Paper, Study
 from pskd.workbench.study.results import Collection, Row, collect
 
 
 def row(name: str, errors: list[float], changed: tuple[str, ...] = ()) -> Row:
     signatures = {"top1_error": "nrefs:1|case:mixed", "chrf": "not shown"}
-    method = SimpleNamespace(name="hard" if name == "CE" else "ps_kd")
-    settings = SimpleNamespace(eval=SimpleNamespace(ece_bins=10), method=method)
-    runs: Any = [
-        SimpleNamespace(seed=seed, metrics={"top1_error": error}, config=settings, result={"signatures": signatures})
-        for seed, error in enumerate(errors)
-    ]
-    return Row({"model": "ResNet", "method": name}, runs, changed)
+    method = "hard" if name == "CE" else "ps_kd"
+    labels = {"model": "ResNet", "method": name}
+    return make_row(labels, {"top1_error": errors}, method, changed=changed, result={"signatures": signatures})
 
 
 def collection(*rows: Row, **options: Any) -> Collection:
@@ -42,7 +39,7 @@ def test_mean_deviation_and_best() -> None:
     first, second = table.frames["ResNet"]
     assert first.baseline
     low, high = t.interval(0.95, 1, 21.0, statistics.stdev([20.0, 22.0]) / 2**0.5)
-    assert first.entries[0] == (
+    assert first.cells["top1_error"] == (
         21.0,
         statistics.stdev([20.0, 22.0]),
         False,
@@ -52,9 +49,9 @@ def test_mean_deviation_and_best() -> None:
         pytest.approx(high),
         None,
     )
-    assert second.entries[0] is not None
-    assert second.entries[0].best
-    assert table.shown("top1_error", second.entries[0]) == "18.50 ± 0.71"
+    assert second.cells["top1_error"] is not None
+    assert second.cells["top1_error"].best
+    assert table.shown("top1_error", second.cells["top1_error"]) == "18.50 ± 0.71"
     assert table.notes[-1] == "Top-1 err (%): nrefs:1|case:mixed."
 
 
@@ -65,7 +62,7 @@ def test_a_row_alone_is_compared_with_nothing() -> None:
 
 def test_one_seed_has_no_deviation_and_proves_nothing() -> None:
     table = compare(collection(row("CE", [20.0]), row("PS-KD", [1.0])))
-    assert table.frames["ResNet"][1].entries[0] == (1.0, None, True, "", None, None, None, None)
+    assert table.frames["ResNet"][1].cells["top1_error"] == (1.0, None, True, "", None, None, None, None)
     assert not table.has_intervals
     assert any("no difference here is called significant" in note for note in table.notes)
 
@@ -74,8 +71,12 @@ def test_significance_is_a_paired_test_with_correction_for_the_number_of_rows() 
     plain = [20.0, 24.0, 22.0]
     sure, unsure = [value - 5 - 0.1 * i for i, value in enumerate(plain)], [19.0, 24.5, 21.0]
     table = compare(collection(row("CE", plain), row("A", sure), row("B", unsure)))
-    assert [line.entries[0].verdict for line in table.frames["ResNet"] if line.entries[0]] == ["", "better", ""]
-    entry = table.frames["ResNet"][1].entries[0]
+    assert [line.cells["top1_error"].verdict for line in table.frames["ResNet"] if line.cells["top1_error"]] == [
+        "",
+        "better",
+        "",
+    ]
+    entry = table.frames["ResNet"][1].cells["top1_error"]
     assert entry is not None
     assert table.change("top1_error", entry) == "↓ better"
     assert table.interval("top1_error", entry) == "-5.35 to -4.85"
@@ -90,12 +91,12 @@ def test_significance_is_a_paired_test_with_correction_for_the_number_of_rows() 
     assert 0.03 < paired_chance([-1.0, -1.8, -1.9]) < 0.05
     alone = compare(collection(row("CE", plain), row("A", spread)))
     among = compare(collection(row("CE", plain), row("A", spread), row("B", unsure), row("C", unsure)))
-    assert alone.frames["ResNet"][1].entries[0].verdict == "better"  # type: ignore[union-attr]
-    assert not among.frames["ResNet"][1].entries[0].verdict  # type: ignore[union-attr]
+    assert alone.frames["ResNet"][1].cells["top1_error"].verdict == "better"  # type: ignore[union-attr]
+    assert not among.frames["ResNet"][1].cells["top1_error"].verdict  # type: ignore[union-attr]
     # The baseline is the plain row, wherever it stands; what is worse is said as well.
     turned = compare(collection(row("A", [value + 5 + 0.1 * i for i, value in enumerate(plain)]), row("CE", plain)))
     assert [line.baseline for line in turned.frames["ResNet"]] == [False, True]
-    assert turned.frames["ResNet"][0].entries[0].verdict == "worse"  # type: ignore[union-attr]
+    assert turned.frames["ResNet"][0].cells["top1_error"].verdict == "worse"  # type: ignore[union-attr]
     assert "27.10 ± 2.05‡" in turned.markdown()
     assert r"$^\ddagger$" in turned.latex()
 
@@ -107,7 +108,7 @@ def test_false_claims_are_rare() -> None:
     for _ in range(300):
         rows = [row(str(name), draw.normal(20, 1, 3).tolist()) for name in range(5)]
         lines = compare(collection(*rows)).frames["ResNet"]
-        wrong += any(line.entries[0].verdict for line in lines if line.entries[0])
+        wrong += any(line.cells["top1_error"].verdict for line in lines if line.cells["top1_error"])
     assert wrong <= 27  # 15 expected at the most; 27 has a chance of one in a thousand
 
 
@@ -128,26 +129,22 @@ def test_rows_that_the_paper_quotes_stand_by_themselves() -> None:
     assert list(table.frames) == ["literature", "ResNet"]
     (quoted,) = table.frames["literature"]
     assert (quoted.label, quoted.seeds) == ("DenseNet-264", 0)
-    assert quoted.entries == [Entry(22.15)]
-    assert table.frames["ResNet"][0].entries[0].best  # type: ignore[union-attr]  # among the runs
+    assert quoted.cells == {"top1_error": TableCell(22.15)}
+    assert table.frames["ResNet"][0].cells["top1_error"].best  # type: ignore[union-attr]  # among the runs
     assert table.notes[-1] == "Literature: what Table 4 quotes from others, no run of ours."
     assert "| literature · DenseNet-264 | 0 | 22.15 |" in table.markdown()
 
 
 def test_average_precision_by_class_beside_the_papers() -> None:
-    def detector(name: str, *found: dict[str, float]) -> Row:
-        config = SimpleNamespace(method=SimpleNamespace(name="hard"))
-        runs: Any = [
-            SimpleNamespace(seed=seed, metrics={"ap_per_class": one}, config=config) for seed, one in enumerate(found)
-        ]
-        return Row({"trunk": name}, runs)
+    def detector(name: str, *precision: dict[str, float]) -> Row:
+        return make_row({"trunk": name}, {"ap_per_class": precision}, "hard")
 
     classes = Paper(table="Table S3", columns=("cat", "dog"), rows={"LS": (0.8749, 0.8782)})
     paper = Paper(table="Table 5", columns=("map50",), rows={}, by_class=classes)
     rows = detector("CE", {"dog": 0.5, "cat": 0.25}), detector("LS", {"dog": 0.75, "cat": 0.2}, {"dog": 0.85})
     table = by_class(collection(*rows, paper=paper))
     assert table is not None
-    assert table.header == ["dog", "cat"]
+    assert list(table.metrics) == ["dog", "cat"]
     assert "| LS | 2 | **0.8000 ± 0.0707** (paper 0.8782) | 0.2000 (paper 0.8749) |" in table.markdown()
     assert "| CE | 1 | 0.5000 | **0.2500** |" in table.markdown()
     assert table.notes[-1] == "In brackets or below: the paper's Table S3."
@@ -164,17 +161,16 @@ def test_names_cannot_break_a_table() -> None:
 
 def test_a_study_and_its_ensembles(finished: Study) -> None:
     (study,) = collect([finished.folder])
-    table, ensembles = compare(study), compare(study, ensembles=True)
+    table, ensembles = compare(study), compare_ensembles(study)
     runs = [finished.run_folder(key) for key, cell in finished.cells().items() if cell.labels["method"] == "PS-KD"]
     expected = ensemble(runs)
     line, joined = table.frames[""][1], ensembles.frames[""][1]
-    place = list(table.metrics).index("nll")
     values = [each["nll"] for name, each in expected.items() if name != "ensemble"]
-    assert line.entries[place].mean == pytest.approx(statistics.fmean(values), abs=1e-6)  # type: ignore[union-attr]
-    assert joined.entries[place].mean == expected["ensemble"]["nll"]  # type: ignore[union-attr]
+    assert line.cells["nll"].mean == pytest.approx(statistics.fmean(values), abs=1e-6)  # type: ignore[union-attr]
+    assert joined.cells["nll"].mean == expected["ensemble"]["nll"]  # type: ignore[union-attr]
     assert line.changed  # by optim.lr on the command line
-    assert table.frames[""][1].entries[0].paper == 20.82  # type: ignore[union-attr]
-    assert ensembles.frames[""][1].entries[0].paper is None  # type: ignore[union-attr]
+    assert table.frames[""][1].cells["top1_error"].paper == 20.82  # type: ignore[union-attr]
+    assert ensembles.frames[""][1].cells["top1_error"].paper is None  # type: ignore[union-attr]
 
 
 def test_a_study_that_was_cut_says_what_was_chosen(finished: Study, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pskd.plan import Step, Stretch, epoch_plan
-from pskd.workbench.runs.balance import balanced, evenly_drawn
+from pskd.workbench.runs.balance import balance_plan, draw_evenly
 
 LABELS = torch.tensor([0] * 70 + [1] * 25 + [2] * 5)[torch.randperm(100, generator=torch.Generator().manual_seed(0))]
 
@@ -13,7 +13,7 @@ LABELS = torch.tensor([0] * 70 + [1] * 25 + [2] * 5)[torch.randperm(100, generat
 def test_every_class_and_within_it_every_sample_comes_equally_often() -> None:
     times = torch.zeros(100, dtype=torch.long)
     for epoch in range(60):
-        drawn = evenly_drawn(torch.arange(100), LABELS, seed=1, epoch=epoch)
+        drawn = draw_evenly(torch.arange(100), LABELS, seed=1, epoch=epoch)
         assert LABELS[drawn].bincount().sort().values.tolist() == [33, 33, 34]
         copies = drawn.bincount(minlength=100)
         for number in range(3):
@@ -26,7 +26,7 @@ def test_every_class_and_within_it_every_sample_comes_equally_often() -> None:
 
 
 def test_the_order_is_a_function_of_seed_and_epoch_and_has_no_pattern() -> None:
-    first, again, other = (evenly_drawn(torch.arange(100), LABELS, seed=0, epoch=epoch) for epoch in (3, 3, 4))
+    first, again, other = (draw_evenly(torch.arange(100), LABELS, seed=0, epoch=epoch) for epoch in (3, 3, 4))
     assert first.equal(again)
     assert not first.equal(other)
     halves = LABELS[first].view(2, 50)
@@ -40,7 +40,7 @@ def test_processes_and_hosts_keep_their_samples() -> None:
         seen: list[set[int]] = []
         for place in places:
             plan = epoch_plan(100, 16, 2, 0, 1, hosts=hosts, world=world, **place, stretches=stretches)
-            even = balanced(plan, LABELS, seed=0, epoch=1)
+            even = balance_plan(plan, LABELS, seed=0, epoch=1)
             assert [(step.real, step.total) for step in even] == [(step.real, step.total) for step in plan]
             lengths = [[len(part) for part in step.parts] for step in plan]
             assert [[len(part) for part in step.parts] for step in even] == lengths

@@ -36,7 +36,7 @@ def test_only_what_we_wrote_is_overwritten(tmp_path: Path) -> None:
     assert place.read_text() == "years of work"
 
 
-def test_whatever_a_library_made_up_is_said_in_one_line() -> None:
+def test_errors_of_other_libraries_become_one_line() -> None:
     class OfTheirOwn(Exception):
         pass
 

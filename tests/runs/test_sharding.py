@@ -23,7 +23,7 @@ from pskd.workbench.recipes import read_recipe
 from pskd.workbench.runs import sharding
 from pskd.workbench.train import build
 from pskd.workbench.train.loop import train
-from pskd.workbench.train.saving import _check_optimizer
+from pskd.workbench.train.state import check_optimizer
 
 
 def on_two(work: Callable[[], object]) -> None:
@@ -32,10 +32,10 @@ def on_two(work: Callable[[], object]) -> None:
 
 def assert_close(one: Path, other: Path) -> None:
     """But for the order of sums: a spread model's weights are never channels-last."""
-    expected, found = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
-    assert expected.keys() == found.keys()
+    expected, actual = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    assert expected.keys() == actual.keys()
     for name, weights in expected.items():
-        torch.testing.assert_close(found[name], weights, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual[name], weights, rtol=1e-4, atol=1e-5)
     losses = [[record["train_loss"] for record in metrics_of(run)] for run in (one, other)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
@@ -55,7 +55,7 @@ def test_a_state_leaves_an_optimizer_its_own_way_of_computing() -> None:
         torch.manual_seed(0)
         model = nn.Linear(5, 3)
         settings = OptimConfig(name="adamw", lr=0.1)
-        made[fused] = model, build.optimizer(model, settings, nn.Identity, fused=fused)
+        made[fused] = model, build.build_optimizer(model, settings, nn.Identity, fused=fused)
 
     def step(fused: bool) -> None:
         model, optimizer = made[fused]
@@ -68,7 +68,7 @@ def test_a_state_leaves_an_optimizer_its_own_way_of_computing() -> None:
     (plain, before), (model, optimizer) = made[False], made[True]
     stored = copy.deepcopy(before.state_dict())
     assert stored["param_groups"][0]["fused"] is None
-    _check_optimizer(optimizer.state_dict(), stored)
+    check_optimizer(optimizer.state_dict(), stored)
     sharding.load_optimizer(optimizer, stored)
     model.load_state_dict(plain.state_dict())
     assert optimizer.param_groups[0]["fused"] is True
@@ -128,7 +128,7 @@ def test_a_spread_detector(tmp_path: Path) -> None:
         (small("train.shard=true", "method.memory=snapshot"), "take method.memory=bank"),
         (
             small("train.shard=true", "train.average=2"),
-            "train.average, train.ema and train.compile want the whole model",
+            "train.average, train.ema and train.compile need the whole model",
         ),
         (small("train.shard=true", "train.precision=fp16"), r"take train\.precision=bf16"),
         (resolve(read_recipe("translation/numbers"), ["train.shard=true"]), "whole output weights"),

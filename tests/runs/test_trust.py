@@ -1,4 +1,4 @@
-"""A run folder from a stranger: it is not obeyed where it would load, fetch or run something, or write elsewhere."""
+"""A run folder from a stranger cannot make us load, download or run something, or write elsewhere."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return Path(shutil.copytree(finished, "run"))
 
 
-def edited(run: Path, **changes: Any) -> None:
+def edit(run: Path, **changes: Any) -> None:
     """Change the stored configuration: ``data={"download": True}``."""
     file = run / "config.yaml"
     tree = yaml.safe_load(file.read_text())
@@ -54,7 +54,7 @@ def edited(run: Path, **changes: Any) -> None:
     file.write_text(yaml.safe_dump(tree, sort_keys=False) + "# end of settings\n")
 
 
-def relabelled(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def edit_metadata(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change what stands beside the weights."""
     file = run / "model.safetensors"
     with safe_open(str(file), framework="pt") as weights:
@@ -63,29 +63,24 @@ def relabelled(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
     save_file(load_file(file), file, {"pskd": json.dumps(about)})
 
 
+def study_folder(settings: dict[str, Any]) -> str:
+    """A folder as `pskd study run` writes it, with one cell."""
+    study = {"about": "", "recipe": "digits", "axes": {"seed": [0]}, "settings": settings}
+    Path("study/runs").mkdir(parents=True, exist_ok=True)
+    Path("study/study.yaml").write_text(yaml.safe_dump({"name": "x", "identity": "1", "words": [], "study": study}))
+    return "study"
+
+
+EVIL_FILE = {"file": "evil.pth"}
 HOSTILE: list[dict[str, Any]] = [
-    {"checkpoint_path": "R/evil.pth"},
-    {"checkpoint_path": "evil"},
-    {"pretrained_cfg": {"file": "evil.pth"}},
-    {"pretrained_cfg_overlay": {"file": "evil.pth"}},
-    {"pretrained_cfg": "evil"},
-    {"kwargs": {"checkpoint_path": "evil"}},
-    {"attn_implementation": "org/repo"},
-    {"attn_implementation": "flash_attention_2"},
-    {"_attn_implementation": "org/repo"},
-    {"experts_implementation": "evil"},
-    {"auto_map": {"AutoModel": "evil.thing"}},
-    {"trust_remote_code": True},
-    {"use_kernels": True},
-    {"cache_dir": "elsewhere"},
-    {"hf_hub_id": "org"},
-    {"width": "../evil"},
-    {"width": "evil.pth"},
-    {"width": [[1], [2]]},
-    {"width": ["a/b"]},
-    {"Checkpoint_Path": "evil"},
-    {"a.b": 1},
-    {"": 1},
+    *({name: "evil"} for name in ("checkpoint_path", "Checkpoint_Path", "pretrained_cfg", "experts_implementation")),
+    *({name: "org/repo"} for name in ("attn_implementation", "_attn_implementation")),
+    *({name: True} for name in ("trust_remote_code", "use_kernels")),
+    *({name: EVIL_FILE} for name in ("pretrained_cfg", "pretrained_cfg_overlay")),
+    *({"width": value} for value in ("../evil", "evil.pth", [[1], [2]], ["a/b"])),
+    *({"checkpoint_path": "R/evil.pth"}, {"kwargs": {"checkpoint_path": "evil"}}, {"cache_dir": "elsewhere"}),
+    *({"attn_implementation": "flash_attention_2"}, {"auto_map": {"AutoModel": "evil.thing"}}, {"hf_hub_id": "org"}),
+    *({"a.b": 1}, {"": 1}),
 ]
 
 
@@ -96,19 +91,9 @@ def test_options_that_load_are_refused(options: dict[str, Any]) -> None:
 
 
 def test_options_of_honest_models_stay() -> None:
-    honest = {
-        "width": 4,
-        "blocks": [2, 2],
-        "act_layer": "gelu",
-        "encoder_layers": 2,
-        "class_token": False,
-        "kernel_size": [3, 3],
-        "drop_path_rate": 0.1,
-        "init_weights": True,
-        "use_cache": False,
-        "attn_implementation": "eager",
-        "checkpoint_path": None,
-    }
+    honest: dict[str, Any] = {"width": 4, "blocks": [2, 2], "act_layer": "gelu", "kernel_size": [3, 3]}
+    honest |= {"encoder_layers": 2, "class_token": False, "drop_path_rate": 0.1, "init_weights": True}
+    honest |= {"use_cache": False, "attn_implementation": "eager", "checkpoint_path": None}
     assert plain_options(honest | {"weights": "DEFAULT", "pretrained": True}) == honest
 
 
@@ -127,20 +112,20 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-@pytest.mark.parametrize("options", [{"checkpoint_path": "R/evil.pth"}, {"pretrained_cfg": {"file": "evil.pth"}}])
+@pytest.mark.parametrize("options", [{"checkpoint_path": "R/evil.pth"}, {"pretrained_cfg": EVIL_FILE}])
 def test_a_library_is_never_asked_to_load_a_file(
     options: dict[str, Any], run: Path, asked: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     evil = {"name": "timm:resnet18", **options}
-    relabelled(run, lambda about: about.update(model=evil))
+    edit_metadata(run, lambda about: about.update(model=evil))
     for words in (["predict", "run", "x.png"], ["evaluate", "run"]):
-        code, _, said = pskd(capfd, *words)
-        assert (code, "a run folder may" in said, said.count("\n")) == (2, True, 1)
+        code, _, message = pskd(capfd, *words)
+        assert (code, "a run folder may" in message, message.count("\n")) == (2, True, 1)
     (run / "result.json").unlink()
     if "checkpoint_path" in options:  # settings have no nested options
-        edited(run, model=evil)
-        code, _, said = pskd(capfd, "train", "--resume", "--out", "run")
-        assert (code, "model.checkpoint_path may load files or code" in said) == (2, True)
+        edit(run, model=evil)
+        code, _, message = pskd(capfd, "train", "--resume", "--out", "run")
+        assert (code, "model.checkpoint_path may load files or code" in message) == (2, True)
     assert asked == []
 
 
@@ -157,8 +142,8 @@ def test_weights_to_begin_with_are_fetched_on_a_users_own_word(
     assert asked[2:] == [{"width": 4}]
     Path("own/result.json").unlink()
     shutil.rmtree("own/checkpoints")
-    code, _, said = pskd(capfd, "train", "--resume", "--out", "own")
-    assert (code, "say it in your command, model.pretrained=..." in said) == (2, True)
+    code, _, message = pskd(capfd, "train", "--resume", "--out", "own")
+    assert (code, "set it in your command, model.pretrained=..." in message) == (2, True)
     assert pskd(capfd, "train", "--resume", "--out", "own", "model.pretrained=true")[0] == 0
     assert asked[3:] == [{"width": 4, "pretrained": True}]
 
@@ -167,9 +152,9 @@ def test_weights_to_begin_with_are_fetched_on_a_users_own_word(
 def test_code_that_a_folder_names_is_not_imported(where: str, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     if where.startswith("metadata"):
         change = {"task": CODE} if "task" in where else {"model": {"name": CODE}}
-        relabelled(run, lambda about: about.update(change))
+        edit_metadata(run, lambda about: about.update(change))
     else:
-        edited(run, **{where: CODE if where == "task" else {"name": CODE}})
+        edit(run, **{where: CODE if where == "task" else {"name": CODE}})
     unfinished = Path(shutil.copytree(run, "unfinished"))
     (unfinished / "result.json").unlink()
     commands = [
@@ -184,40 +169,32 @@ def test_code_that_a_folder_names_is_not_imported(where: str, run: Path, capfd: 
     ]
     refused = 0
     for words in commands if where != "method" else commands[:-1]:
-        code, _, said = pskd(capfd, *words)
-        assert code in (0, 2), said
-        assert "Traceback" not in said
+        code, _, message = pskd(capfd, *words)
+        assert code in (0, 2), message
+        assert "Traceback" not in message
         refused += code == 2
     assert refused
     assert not Path("pwned").exists()
 
 
-def test_code_that_a_studys_folder_names_is_not_imported(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    study = {"about": "", "recipe": "digits", "axes": {"seed": [0]}}
-    for settings in ({"method.name": CODE}, {"model.name": CODE}, {"data.name": CODE}, {"task": CODE}):
-        content = {"name": "x", "identity": "1", "words": [], "study": {**study, "settings": settings}}
-        Path("study/runs").mkdir(parents=True, exist_ok=True)
-        Path("study/study.yaml").write_text(yaml.safe_dump(content))
-        said = pskd(capfd, "study", "work", "study")[2]
-        assert "Traceback" not in said
-        assert not Path("pwned").exists()
-        shutil.rmtree("study")
+@pytest.mark.parametrize("setting", ["method.name", "model.name", "data.name", "task"])
+def test_code_that_a_studys_folder_names_is_not_imported(
+    setting: str, run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert "Traceback" not in pskd(capfd, "study", "work", study_folder({setting: CODE}))[2]
+    assert not Path("pwned").exists()
 
 
 def test_a_studys_folder_has_no_file_loaded(
     run: Path, asked: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"model.name": "timm:resnet18", "model.checkpoint_path": "evil", "epochs": 1}
-    study = {"about": "", "recipe": "digits", "axes": {"seed": [0]}, "settings": settings}
-    Path("study/runs").mkdir(parents=True)
-    content = {"name": "x", "identity": "1", "words": [], "study": study}
-    Path("study/study.yaml").write_text(yaml.safe_dump(content))
-    pskd(capfd, "study", "work", "study")
+    pskd(capfd, "study", "work", study_folder(settings))
     assert asked == []
 
 
 def test_nothing_is_downloaded_on_a_folders_word(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    edited(run, data={"name": "cifar10", "root": "nowhere", "download": True})
+    edit(run, data={"name": "cifar10", "root": "nowhere", "download": True})
     assert not RunFolder(run).config(allow_code=True).data.download  # type: ignore[attr-defined]
 
 
@@ -225,14 +202,14 @@ def test_a_bank_is_not_written_to_a_place_that_only_the_folder_names(
     run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (run / "result.json").unlink()
-    edited(run, method={"path": "rows"})
+    edit(run, method={"path": "rows"})
     code, out, _ = pskd(capfd, "train", "--resume", "--out", "run")
     assert code == 0
-    assert "method.path=rows is not written on the folder's word, rows stay in RAM" in out
+    assert "method.path=rows comes from the folder, so records stay in RAM" in out
     assert not Path("rows").exists()
     (run / "result.json").unlink()
     code, out, _ = pskd(capfd, "train", "--resume", "--out", "run", "method.path=rows")
-    assert (code, "rows stay in RAM" in out, Path("rows").exists()) == (0, False, True)
+    assert (code, "records stay in RAM" in out, Path("rows").exists()) == (0, False, True)
 
 
 @pytest.fixture
@@ -253,32 +230,27 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_nothing_is_sent_on_a_folders_word(run: Path, told: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     (run / "result.json").unlink()
-    edited(run, train={"trackers": ["wandb", "tensorboard", "mlflow"]})
+    edit(run, train={"trackers": ["wandb", "tensorboard", "mlflow"]})
     start = Path(shutil.copytree(run, "again/run"))
     code, out, _ = pskd(capfd, "train", "--resume", "--out", "run")
     assert (code, told) == (0, ["tensorboard"])  # which writes into the folder itself
-    assert "nothing is sent to wandb and mlflow on the folder's word: add train.trackers=[wandb,tensor" in out
+    assert "[wandb,tensorboard,mlflow] comes from the folder, so nothing is sent to wandb and mlflow" in out
     code, out, _ = pskd(capfd, "train", "--resume", "--out", str(start), "train.trackers=[mlflow]")
-    assert (code, told[1:], "folder's word" in out) == (0, ["mlflow"], False)
+    assert (code, told[1:], "comes from the folder" in out) == (0, ["mlflow"], False)
 
 
-def test_a_studys_folder_sends_nothing(told: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_studys_folder_sends_nothing(run: Path, told: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     settings = {word.partition("=")[0]: yaml.safe_load(word.partition("=")[2]) for word in SMALL}
-    settings |= {"epochs": 1, "train.trackers": ["wandb"], "method.path": str(tmp_path / "rows")}
-    study = {"about": "", "recipe": "digits", "axes": {"seed": [0]}, "settings": settings}
-    folder = tmp_path / "study"
-    (folder / "runs").mkdir(parents=True)
-    content = {"name": "x", "identity": "1", "words": [], "study": study}
-    (folder / "study.yaml").write_text(yaml.safe_dump(content))
-    code, out, _ = pskd(capfd, "study", "work", str(folder))
-    assert (code, told, (tmp_path / "rows").exists()) == (0, [], False)
-    assert "nothing is sent to wandb on the folder's word" in out
-    assert len(list(folder.glob("runs/*/result.json"))) == 1
+    settings |= {"epochs": 1, "train.trackers": ["wandb"], "method.path": "rows"}
+    code, out, _ = pskd(capfd, "study", "work", study_folder(settings))
+    assert (code, told, Path("rows").exists()) == (0, [], False)
+    assert "so nothing is sent to wandb:" in out
+    assert len(list(Path("study").glob("runs/*/result.json"))) == 1
 
 
 def test_a_file_that_is_no_bank_stays(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     Path("thesis.txt").write_text("years of work")
-    code, _, said = pskd(capfd, "train", "digits", *SMALL, "method.path=thesis.txt", "--out", "other")
-    assert (code, "holds something else than a bank" in said) == (2, True)
+    code, _, message = pskd(capfd, "train", "digits", *SMALL, "method.path=thesis.txt", "--out", "other")
+    assert (code, "holds something else than a bank" in message) == (2, True)
     assert Path("thesis.txt").read_text() == "years of work"
     assert not Path("other").exists()

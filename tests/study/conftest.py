@@ -51,12 +51,14 @@ class Server:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """A fresh PostgreSQL server on this machine; skips where there is none to start."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or [Path(p) for p in [shutil.which("initdb")] if p]
-    if not found:
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or [
+        Path(p) for p in [shutil.which("initdb")] if p
+    ]
+    if not programs:
         pytest.skip("no PostgreSQL server: neither /usr/lib/postgresql/*/bin nor PATH has initdb")
     shared = next((place for place in ("/tmp", "/var/tmp") if Path(place).is_dir()), None)  # open to the server's user
     folder = Path(tempfile.mkdtemp(prefix="pskd-postgresql-", dir=shared))
-    running = Server(found[-1].parent, folder)
+    running = Server(programs[-1].parent, folder)
     try:
         try:
             running.prepare()

@@ -30,13 +30,19 @@ def cells(*words: str, **changes: object) -> list[Cell]:
 
 
 def test_every_combination_is_a_cell() -> None:
-    found = cells()
-    assert [(cell.labels["method"], cell.labels["seed"]) for cell in found] == [
+    expanded = cells()
+    assert [(cell.labels["method"], cell.labels["seed"]) for cell in expanded] == [
         (method, seed) for seed in ("0", "1") for method in ("CE", "TF-KD", "PS-KD")
     ]  # all methods of the first seed first
-    assert len({cell.key for cell in found}) == 6
-    assert all(cell.config.data.per_class == 10 for cell in found)  # type: ignore[attr-defined]
-    assert found[-1].config.method.alpha == 0.5  # type: ignore[union-attr]
+    assert len({cell.key for cell in expanded}) == 6
+    assert all(cell.config.data.per_class == 10 for cell in expanded)  # type: ignore[attr-defined]
+    assert expanded[-1].config.method.alpha == 0.5  # type: ignore[union-attr]
+
+
+def test_a_method_drops_the_settings_of_the_one_before_whatever_the_order() -> None:
+    axes = {"method": {"PS-KD": {"method.alpha": 0.5, "method": "ps_kd"}}, "seed": [0]}
+    (one,) = cells(axes=axes, settings={"method": "cs_kd", "method.lam": 2.0})
+    assert one.config.method.alpha == 0.5  # type: ignore[union-attr]
 
 
 def test_a_teacher_is_the_plain_cell_of_the_same_seed(tmp_path: Path) -> None:
@@ -46,10 +52,10 @@ def test_a_teacher_is_the_plain_cell_of_the_same_seed(tmp_path: Path) -> None:
 
 
 def test_a_needed_cell_that_is_on_no_axis_comes_along_before() -> None:
-    found = cells("method=TF-KD", "seed=1")
-    assert [cell.config.method.name for cell in found] == ["hard", "tf_kd"]
-    assert not found[0].labels
-    assert "hard" in found[0].name
+    expanded = cells("method=TF-KD", "seed=1")
+    assert [cell.config.method.name for cell in expanded] == ["hard", "tf_kd"]
+    assert not expanded[0].labels
+    assert "hard" in expanded[0].name
 
 
 def test_a_need_can_be_a_run_of_another_recipe() -> None:
@@ -143,13 +149,13 @@ def test_every_shipped_study_is_a_graph_of_cells(name: str, scale: str) -> None:
     wanted = _recipes_in(study.model_dump())
     if missing := wanted - set(recipes.names()):
         pytest.skip(f"this package has no recipe {', '.join(sorted(missing))}")
-    found = expand(study, [f"scale={scale}"])
+    by_key = expand(study, [f"scale={scale}"])
     seen: set[str] = set()
-    for key, cell in found.items():
+    for key, cell in by_key.items():
         assert seen.issuperset(cell.needs)
         seen.add(key)
     if study.paper is not None:
-        rows = {" · ".join(label for axis, label in cell.labels.items() if axis != "seed") for cell in found.values()}
+        rows = {" · ".join(label for axis, label in cell.labels.items() if axis != "seed") for cell in by_key.values()}
         assert set(study.paper.rows) <= rows
         assert all(len(row) == len(study.paper.columns) for row in study.paper.rows.values())
     assert recipes.find(name).read_text().startswith(f"# pskd study run {name} --out ")

@@ -16,32 +16,17 @@ from typing import Any
 
 import pytest
 from chaos import equal
-from helpers import SMALL, small
+from helpers import small
 from processes import exit_code, in_child, obey_permissions
+from small_studies import small_study, trainings, work
 from sqlalchemy.exc import OperationalError
 
 from pskd.errors import PskdError
 from pskd.workbench.study import queue as queues
 from pskd.workbench.study import storage
-from pskd.workbench.study.cells import Study, StudyFile
+from pskd.workbench.study.cells import Study
 from pskd.workbench.study.queue import Queue, State
-from pskd.workbench.study.worker import Worker
 from pskd.workbench.train.loop import train
-
-SETTINGS: dict[str, Any] = {word.partition("=")[0]: float(word.partition("=")[2]) for word in SMALL}
-SETTINGS = {key: int(value) for key, value in SETTINGS.items()} | {"eval.every": 100}
-
-
-def small_study(folder: Path, seeds: int, **settings: Any) -> Study:
-    axes = {"method": ["hard", "ps_kd"], "seed": list(range(seeds))}
-    file = StudyFile(about="", recipe="digits", settings={**SETTINGS, **settings}, axes=axes)
-    study = Study("small", file, (), folder, folder.name)
-    study.save()
-    return study
-
-
-def work(study: Study, url: str | None = None, **options: Any) -> None:
-    Worker(Queue(study, url, heartbeat=1, grace=2, waits=True, **options), say=lambda _: None).work()
 
 
 def all_done(study: Study, url: str | None = None) -> bool:
@@ -80,9 +65,8 @@ def test_a_database_that_is_restarted_twice(tmp_path: Path, server: Any) -> None
 
 
 def test_a_training_does_not_wait_for_the_database(tmp_path: Path, server: Any) -> None:
-    study = small_study(tmp_path / "study", 1, **{"data.val_fraction": 0.2, "eval.every": 1, "epochs": 4})
-    study = Study("small", study.file.model_copy(update={"prune": True}), (), study.folder, "pruned")
-    study.save()
+    settings = {"data.val_fraction": 0.2, "eval.every": 1, "epochs": 4}
+    study = small_study(tmp_path / "pruned", 1, prune=True, **settings)
     queue = Queue(study, server.url, heartbeat=1, grace=60)
     queue.advance()
 
@@ -97,34 +81,34 @@ def test_a_training_does_not_wait_for_the_database(tmp_path: Path, server: Any) 
     assert sum(trial.state.name == "COMPLETE" for trial in queue.trials.trials) == 1
 
 
-def test_a_database_that_stays_away_ends_in_a_word(tmp_path: Path) -> None:
-    calls = []
+def test_a_database_that_stays_away_ends_in_one_line(tmp_path: Path) -> None:
+    calls, lines = [], []
 
-    def away() -> None:
+    def unreachable() -> None:
         calls.append(1)
         raise OperationalError("SELECT 1", {}, Exception("the server\nis gone"), connection_invalidated=True)
 
-    with pytest.raises(
-        storage.DatabaseUnreachable, match=r"the queue is away .the server is gone.: run the command again"
-    ):
-        storage.waited(away, 0.5)
-    assert 3 <= len(calls) <= 6  # ever less often
-    with storage.impatient(), pytest.raises(storage.DatabaseUnreachable):
-        storage.waited(away, 60)
+    message = r"the queue is away .the server is gone.: run the command again when it is back"
+    with pytest.raises(storage.DatabaseUnreachable, match=message):
+        storage.repeat(unreachable, 0.5, lines.append)
+    assert 3 <= len(calls) <= 6  # less and less often
+    assert len(lines) == 1
+    with storage.call_once(), pytest.raises(OperationalError):
+        storage.repeat(unreachable, 60)
 
 
-def test_what_may_pass_is_told_from_what_stays() -> None:
+def test_temporary_errors() -> None:
     import sqlite3
 
     for text, passes in (("database is locked", True), ("attempt to write a readonly database", True)):
-        assert storage.may_pass(OperationalError("", {}, sqlite3.OperationalError(text))) is passes
-    assert not storage.may_pass(OperationalError("", {}, sqlite3.OperationalError("no such table: trials")))
-    assert not storage.may_pass(ValueError("x"))
+        assert storage.is_temporary(OperationalError("", {}, sqlite3.OperationalError(text))) is passes
+    assert not storage.is_temporary(OperationalError("", {}, sqlite3.OperationalError("no such table: trials")))
+    assert not storage.is_temporary(ValueError("x"))
 
 
 @pytest.mark.parametrize("damage", ["bytes", "cut off", "text", "another database"])
-def test_a_damaged_queue_is_made_anew(damage: str, tmp_path: Path) -> None:
-    study, said = small_study(tmp_path, 1), []
+def test_a_damaged_queue_is_replaced(damage: str, tmp_path: Path) -> None:
+    study, lines = small_study(tmp_path, 1), []
     work(study)
     file = tmp_path / "queue.db"
     content = file.read_bytes()
@@ -141,8 +125,8 @@ def test_a_damaged_queue_is_made_anew(damage: str, tmp_path: Path) -> None:
         sqlite3.connect(file).execute("CREATE TABLE other (x)").connection.commit()
     before = file.read_bytes()
     grown = small_study(tmp_path, 2)
-    queue = Queue(grown, say=said.append)
-    assert "is damaged" in said[0]
+    queue = Queue(grown, say=lines.append)
+    assert "is damaged" in lines[0]
     assert (tmp_path / "queue.damaged-1.db").read_bytes() == before
     states = [standing.state for standing in queue.standings().values()]
     assert states.count(State.DONE) == 2
@@ -187,9 +171,7 @@ def test_one_clock_is_an_hour_off(tmp_path: Path) -> None:
     children = [in_child(ahead), in_child(lambda: work(study))]
     assert [exit_code(child) for child in children] == [0, 0]
     assert all_done(study)
-    for key in study.cells():  # each was trained once
-        log = (study.run_folder(key) / "log.txt").read_text()
-        assert sum(line.startswith("epoch 3/3") for line in log.splitlines()) == 1
+    assert trainings(study) == [1] * 4
 
 
 def test_the_folder_is_read_only_for_a_while(tmp_path: Path) -> None:
@@ -239,7 +221,7 @@ def test_ctrl_c_twice_leaves_no_worker(tmp_path: Path) -> None:
         time.sleep(0.2)
     assert owner.wait(60) == 130
     assert owner.stderr is not None
-    assert owner.stderr.read() == "pskd: stopped; the same command goes on where it was\n"
+    assert owner.stderr.read() == "pskd: stopped; the same command continues\n"
     left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if _mentions(path, str(tmp_path / "out"))]
     assert not left
     shutil.rmtree(tmp_path / "out")

@@ -1,4 +1,4 @@
-"""A cell's key follows what is learnt; a run folder that is named otherwise is found by it."""
+"""A cell's key depends on what changes the result; a run folder with another name is recognised by it."""
 
 from __future__ import annotations
 

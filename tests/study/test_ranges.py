@@ -8,19 +8,19 @@ import statistics
 import pytest
 
 from pskd.errors import PskdError
-from pskd.workbench.study.ranges import Range, parse
+from pskd.workbench.study.ranges import SearchRange, parse
 
 
 def test_ranges() -> None:
-    assert parse("method.alpha=0.0:1.0:0.1") == Range("method.alpha", [i / 10 for i in range(11)])
-    assert parse("method.temperature=1..20") == Range("method.temperature", list(range(1, 21)))
-    assert parse("method=hard,ps_kd") == Range("method", ["hard", "ps_kd"])
-    assert parse("optim.lr=0.1,0.5") == Range("optim.lr", [0.1, 0.5])
+    assert parse("method.alpha=0.0:1.0:0.1") == SearchRange("method.alpha", [i / 10 for i in range(11)])
+    assert parse("method.temperature=1..20") == SearchRange("method.temperature", list(range(1, 21)))
+    assert parse("method=hard,ps_kd") == SearchRange("method", ["hard", "ps_kd"])
+    assert parse("optim.lr=0.1,0.5") == SearchRange("optim.lr", [0.1, 0.5])
     assert parse("optim.lr=0.05") is None
     assert parse("method=ps_kd") is None
-    assert parse("optim.lr=1e-3,1e-2") == Range("optim.lr", [0.001, 0.01])
-    assert parse("optim.milestones=[0.3,0.6],[0.5]") == Range("optim.milestones", [[0.3, 0.6], [0.5]])
-    assert parse("data.root='a,b',c") == Range("data.root", ["a,b", "c"])
+    assert parse("optim.lr=1e-3,1e-2") == SearchRange("optim.lr", [0.001, 0.01])
+    assert parse("optim.milestones=[0.3,0.6],[0.5]") == SearchRange("optim.milestones", [[0.3, 0.6], [0.5]])
+    assert parse("data.root='a,b',c") == SearchRange("data.root", ["a,b", "c"])
 
 
 @pytest.mark.parametrize("value", ["../data", "~/data", "/a..b/c", "C:a:b", "[0.3,0.6]", "'a,b'", "1..x", "a~b", ""])

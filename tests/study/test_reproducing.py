@@ -20,7 +20,7 @@ from pskd.workbench.report.figures import FRAMES, LINES
 from pskd.workbench.report.page import DIAGRAMS
 from pskd.workbench.study.cells import Cell, expand, read_study
 from pskd.workbench.study.ranges import parse
-from pskd.workbench.study.tune import search
+from pskd.workbench.study.tune import draw, search
 
 DOC = (Path(__file__).parents[2] / "docs" / "reproducing.md").read_text()
 IN_TABLE = dict(re.findall(r"^\| (.+?) \| `(pskd .+?)` \|$", DOC, re.MULTILINE))
@@ -43,11 +43,11 @@ def cells(name: str, *words: str) -> list[Cell]:
 
 
 def rows(name: str) -> dict[str, list[Cell]]:
-    found: dict[str, list[Cell]] = {}
+    by_label: dict[str, list[Cell]] = {}
     for cell in cells(name):
         label = " · ".join(label for axis, label in cell.labels.items() if axis != "seed")
-        found.setdefault(label, []).append(cell)
-    return found
+        by_label.setdefault(label, []).append(cell)
+    return by_label
 
 
 def test_every_table_and_figure_is_there() -> None:
@@ -70,10 +70,9 @@ def test_every_command_is_one(command: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert recipes.find(given["name"]).read_text().startswith(f"# {command}")
     elif name == "tune":
         monkeypatch.setattr(tasks, "create", lambda config: SimpleNamespace(has_validation=False))
-        found = [(word, parse(word)) for word in given["words"]]
-        ranges = [each for _, each in found if each is not None]
-        words = [word for word, each in found if each is None]
-        study = search(given["recipe"], ranges, words, given["seeds"], given["trials"])
+        ranges = [each for each in map(parse, given["words"]) if each is not None]
+        words = [word for word in given["words"] if parse(word) is None]
+        study = search(given["recipe"], ranges, words, given["seeds"], draw(ranges, given["draws"]))
         assert 1 < len(expand(study)) <= 5
     elif name == "train":
         first, *words = given["words"] if "recipe" not in given else [given["recipe"], *given["words"]]
@@ -87,9 +86,9 @@ def test_the_search_spaces_of_table_s2() -> None:
     for entry, command in IN_TABLE.items():
         if command.startswith("pskd tune"):
             _, given = parsed(command)
-            found = [parse(word) for word in given["words"]]
-            spaces[entry] = {each.key: list(each.values) for each in found if each is not None}
-            assert (given["trials"], given["seeds"]) == (5, 1)
+            ranges = [parse(word) for word in given["words"]]
+            spaces[entry] = {each.key: list(each.values) for each in ranges if each is not None}
+            assert (given["draws"], given["seeds"]) == (5, 1)
     tenths = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
     assert spaces == {
         "Table S2, CS-KD drawn anew": {
@@ -107,10 +106,10 @@ def test_the_search_spaces_of_table_s2() -> None:
 
 
 def test_the_random_searchs_draws_lie_in_its_spaces() -> None:
-    found = rows("studies/random_search")
-    drawn = {name: len([label for label in found if label.startswith(name)]) for name in ("CS-KD", "TF-KD", "PS-KD")}
+    by_label = rows("studies/random_search")
+    drawn = {name: len([label for label in by_label if label.startswith(name)]) for name in ("CS-KD", "TF-KD", "PS-KD")}
     assert drawn == {"CS-KD": 5, "TF-KD": 5, "PS-KD": 5}
-    for label, (cell,) in found.items():
+    for label, (cell,) in by_label.items():
         method = cell.config.method.model_dump()
         for sign, key in (("τ", "temperature"), ("λ", "lam"), ("a", "a"), ("_T", "alpha")):
             if match := re.search(rf"(?<![a-z]){sign}=([\d.]+)", label):
@@ -129,19 +128,19 @@ def test_figure_3_has_every_network_and_figures_s4_and_s5_their_mixes() -> None:
 
 
 def test_figure_s2_has_all_eleven_alphas() -> None:
-    found = rows("studies/alpha_ablation")
-    assert list(found) == ["0.0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "1.0"]
-    assert len(found) <= min(LINES, DIAGRAMS)
-    assert {len(seeds) for seeds in found.values()} == {3}
+    by_label = rows("studies/alpha_ablation")
+    assert list(by_label) == ["0.0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "1.0"]
+    assert len(by_label) <= min(LINES, DIAGRAMS)
+    assert {len(seeds) for seeds in by_label.values()} == {3}
     assert read_study("studies/alpha_ablation").show.first == ("ablation", "reliability")
 
 
 def test_figure_s3_has_its_lines() -> None:
-    found = {label: cell.config.method.model_dump() for label, (cell,) in rows("studies/fixed_alpha").items()}
-    fixed = [method["alpha"] for label, method in found.items() if label.startswith("fixed")]
+    by_label = {label: cell.config.method.model_dump() for label, (cell,) in rows("studies/fixed_alpha").items()}
+    fixed = [method["alpha"] for label, method in by_label.items() if label.startswith("fixed")]
     assert fixed == [0.1, 0.2, 0.4, 0.6, 0.8]
-    assert (found["linear to 0.8"]["alpha"], found["linear to 0.8"]["schedule"]) == (0.8, "linear")
-    assert found["LS"]["epsilon"] == 0.1
+    assert (by_label["linear to 0.8"]["alpha"], by_label["linear to 0.8"]["schedule"]) == (0.8, "linear")
+    assert by_label["LS"]["epsilon"] == 0.1
 
 
 def test_the_footnote_of_table_1_is_a_row() -> None:
@@ -179,23 +178,23 @@ def test_table_6_says_how_its_bleu_is_counted() -> None:
 
 
 def test_a_generation_learns_from_one_of_another_seed() -> None:
-    found = expand(read_study("studies/born_again"))
+    by_key = expand(read_study("studies/born_again"))
     for number in range(2, 5):
-        shown = [cell for cell in found.values() if cell.labels.get("generation") == str(number)]
+        shown = [cell for cell in by_key.values() if cell.labels.get("generation") == str(number)]
         assert len(shown) == 5
         (teacher,) = {cell.needs for cell in shown}
-        assert found[teacher[0]].config.train.seed == 98 + number
-    chain = [found[teacher[0]]]
+        assert by_key[teacher[0]].config.train.seed == 98 + number
+    chain = [by_key[teacher[0]]]
     while chain[-1].needs:
-        chain.append(found[chain[-1].needs[0]])
+        chain.append(by_key[chain[-1].needs[0]])
     assert [cell.config.method.name for cell in chain] == ["tf_kd", "tf_kd", "hard"]
 
 
 def test_the_comparison_has_every_method_with_the_same_training() -> None:
-    found = cells("studies/self_distillation")
-    assert {cell.config.method.name for cell in found} == set(methods.names())
+    compared = cells("studies/self_distillation")
+    assert {cell.config.method.name for cell in compared} == set(methods.names())
     for data in ("Fashion-MNIST", "CIFAR-100"):
-        shown = [cell.config for cell in found if cell.labels["data"] == data]
+        shown = [cell.config for cell in compared if cell.labels["data"] == data]
         assert len(shown) == 25 * 5
         assert len({repr((each.model, each.optim, each.train.epochs, each.train.batch_size)) for each in shown}) == 1
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from pskd.workbench.study.results import Collection, Row, _in_order
-from pskd.workbench.study.same_data import DataOf, alike, gathered
+from pskd.workbench.study.results import Collection, Row, order_axes
+from pskd.workbench.study.same_data import DataOf, group, have_same_data
 
 
 def data(
@@ -40,10 +40,10 @@ def test_a_task_that_does_not_keep_its_test_set_is_known_by_its_training_set() -
 def test_rows_are_compared_by_the_seeds_that_both_have() -> None:
     small = [data("s0", seed=0, settings="10"), data("s1", seed=1, settings="10")]
     large = [data("l0", seed=0, settings="30"), data("l1", seed=1, settings="30")]
-    assert alike(small, small[::-1], DataOf.same)
-    assert not alike(small, large, DataOf.same)
-    assert alike(small, large, DataOf.same_test)
-    assert gathered([1, 2, 11, 3, 12], lambda one, other: abs(one - other) < 5) == [[1, 2, 3], [11, 12]]
+    assert have_same_data(small, small[::-1], DataOf.same)
+    assert not have_same_data(small, large, DataOf.same)
+    assert have_same_data(small, large, DataOf.same_test)
+    assert group([1, 2, 11, 3, 12], lambda one, other: abs(one - other) < 5) == [[1, 2, 3], [11, 12]]
 
 
 def row(train: str, **labels: str) -> Row:
@@ -52,8 +52,8 @@ def row(train: str, **labels: str) -> Row:
 
 
 def frames(*rows: Row) -> dict[str, list[str]]:
-    found = Collection("", "", _in_order(rows))
-    return {frame: [each.short for each in own] for frame, own in found.frames.items()}
+    frames = Collection("", "", order_axes(rows)).frames
+    return {frame: [each.short for each in own] for frame, own in frames.items()}
 
 
 def test_a_group_of_a_study_has_one_training_set_whatever_the_order_of_the_axes() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import pskd
-from num2words import num2words
 from PIL import Image
 
 from pskd.workbench import recipes
-from pskd.workbench.report.figures import figures
+from pskd.workbench.data.text.numbers import number_words
+from pskd.workbench.report.figures import make_figures
 from pskd.workbench.report.samples import side_by_side
 from pskd.workbench.study.cells import Study
 from pskd.workbench.study.results import collect
@@ -123,7 +123,7 @@ def sentences(folder: Path) -> None:
     numbers = random.Random(0).sample(range(1000), 140)
     stems = {"train": numbers[:100], "val": numbers[100:104], "test_2016_flickr": numbers[104:108]}
     for language in ("de", "en"):
-        lines = {stem: [num2words(number, lang=language) for number in chosen] for stem, chosen in stems.items()}
+        lines = {stem: [number_words(number, language) for number in chosen] for stem, chosen in stems.items()}
         for stem, text in lines.items():
             (folder / f"{stem}.{language}").write_text("\n".join(text) + "\n")
         (folder / f"train.tags.de-en.{language}").write_text("\n".join(lines["train"]) + "\n")
@@ -150,7 +150,7 @@ def test_it_ends_with_its_table_and_figures(
     for collection in collections:
         assert not collection.unfinished
         assert set(collection.columns) == set(collection.show.columns or collection.columns)
-        shown = {figure.kind for figure in figures(collection)}
+        shown = {figure.kind for figure in make_figures(collection)}
         if any(side_by_side(rows) is not None for rows in collection.frames.values()):
             shown.add("samples")
         assert shown >= set(collection.show.first)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,24 +14,25 @@ from helpers import SMALL
 
 from pskd.errors import PskdError
 from pskd.workbench.runs.folder import RunFolder
+from pskd.workbench.study import tune as tune_module
 from pskd.workbench.study.cells import Study, expand
 from pskd.workbench.study.queue import Queue, State
-from pskd.workbench.study.ranges import Range
+from pskd.workbench.study.ranges import SearchRange
 from pskd.workbench.study.results import Collection, Row
-from pskd.workbench.study.tune import TOGETHER, candidate_lines, choose, search, tune
+from pskd.workbench.study.tune import TOGETHER, candidate_lines, choose, draw, score, search, suggest, tune
 
 
 def test_a_search_holds_out_a_tenth_and_never_shows_the_test_set() -> None:
-    study = search("digits", [Range("method.alpha", [0.0, 0.5])], ["epochs=2"], seeds=3, trials=None)
+    study = search("digits", [SearchRange("method.alpha", [0.0, 0.5])], ["epochs=2"], seeds=3)
     cells = list(expand(study).values())
     assert len(cells) == 6
     assert {cell.config.data.val_fraction for cell in cells} == {0.1}  # type: ignore[attr-defined]
     assert study.show.split == "val"
     assert study.show.x == "method.alpha"
-    drawn = search("digits", [Range("optim.lr", [], 0.01, 1.0)], [], seeds=1, trials=4)
-    assert len(expand(drawn)) == 4
-    with pytest.raises(PskdError, match="--random"):
-        search("digits", [Range("optim.lr", [], 0.01, 1.0)], [], seeds=1, trials=None)
+    rate = [SearchRange("optim.lr", [], 0.01, 1.0)]
+    assert len(expand(search("digits", rate, [], seeds=1, candidates=draw(rate, 4)))) == 4
+    with pytest.raises(PskdError, match="add --trials N to let Optuna choose N values, or --random N"):
+        search("digits", rate, [], seeds=1)
 
 
 def npz(folder: Path, *splits: str) -> Path:
@@ -40,23 +43,23 @@ def npz(folder: Path, *splits: str) -> Path:
     return folder / "own.npz"
 
 
-ALPHAS = [Range("method.alpha", [0.0, 0.5])]
+ALPHAS = [SearchRange("method.alpha", [0.0, 0.5])]
 
 
 def test_nothing_is_held_out_of_data_with_a_validation_split(tmp_path: Path) -> None:
     words = [f"data.root={npz(tmp_path, 'train', 'val', 'test')}"]
-    assert "data.val_fraction" not in search("npz", ALPHAS, words, seeds=1, trials=None).settings
+    assert "data.val_fraction" not in search("npz", ALPHAS, words, seeds=1).settings
     with pytest.raises(PskdError, match="has a validation split of its own, set it to 0"):
-        search("npz", ALPHAS, [*words, "data.val_fraction=0.2"], seeds=1, trials=None)
+        search("npz", ALPHAS, [*words, "data.val_fraction=0.2"], seeds=1)
     words = [f"data.root={npz(tmp_path, 'train', 'test')}"]
-    assert search("npz", ALPHAS, words, seeds=1, trials=None).settings["data.val_fraction"] == 0.1
+    assert search("npz", ALPHAS, words, seeds=1).settings["data.val_fraction"] == 0.1
     words.append("data.val_fraction=0.25")
-    assert search("npz", ALPHAS, words, seeds=1, trials=None).settings["data.val_fraction"] == 0.25
+    assert search("npz", ALPHAS, words, seeds=1).settings["data.val_fraction"] == 0.25
 
 
 def test_without_a_validation_split_there_is_nothing_to_choose_by() -> None:
     with pytest.raises(PskdError, match="data=digits has no validation split, so there is nothing to choose by"):
-        search("digits", ALPHAS, ["data.val_fraction=0"], seeds=1, trials=None)
+        search("digits", ALPHAS, ["data.val_fraction=0"], seeds=1)
 
 
 def row(alpha: float, error: float, ece: float, nll: float) -> Row:
@@ -69,23 +72,21 @@ def row(alpha: float, error: float, ece: float, nll: float) -> Row:
 
 def test_accuracy_and_calibration_together() -> None:
     """Lowest mean rank of top-1 error and ECE; a tie goes to the lower NLL."""
-    searched = [Range("method.alpha", [])]
+    searched = [SearchRange("method.alpha", [])]
     rows = [row(0.0, 24, 12, 1.0), row(0.5, 22, 9, 0.9), row(0.8, 21, 2, 0.8), row(1.0, 20, 15, 0.85)]
-    study = Collection("search", "", rows)  # mean ranks 3.5, 2.5, 1.5, 2.5
-    choice = choose(study, searched, TOGETHER)
-    assert choice.settings == {"method.alpha": 0.8}
-    assert choose(study, searched, "top1_error").settings == {"method.alpha": 1.0}
-    assert choose(study, searched, "ece").settings == {"method.alpha": 0.8}
-    tie = Collection("search", "", [row(0.1, 20, 5, 0.9), row(0.2, 21, 4, 0.8)])
+    assert score(rows, TOGETHER) == (rows, [3.5, 2.5, 1.5, 2.5])
+    for by, alpha in ((TOGETHER, 0.8), ("top1_error", 1.0), ("ece", 0.8)):
+        assert choose(rows, searched, by).settings == {"method.alpha": alpha}
+    tie = [row(0.1, 20, 5, 0.9), row(0.2, 21, 4, 0.8)]
     assert choose(tie, searched, TOGETHER).settings == {"method.alpha": 0.2}
-    with pytest.raises(PskdError, match="these runs have no aurc"):
-        choose(study, searched, "aurc")
+    with pytest.raises(PskdError, match=r"these runs have no aurc; allowed are .*top1_error\+ece"):
+        choose(rows, searched, "aurc")
 
 
 def test_candidates_are_shown_with_what_they_were_chosen_by() -> None:
     rows = [row(0.0, 24, 12, 1.0), row(0.8, 21, 2, 0.8)]
     rows.append(Row(rows[0].labels, rows[0].runs[:1]))  # one seed was pruned
-    choice = choose(Collection("search", "", rows), [Range("method.alpha", [])], TOGETHER)
+    choice = choose(rows, [SearchRange("method.alpha", [])], TOGETHER)
     header, *lines = candidate_lines(rows, choice)
     assert header.split() == ["seeds", "Top-1", "err", "(%)", "ECE", "(%)", "NLL"]
     assert [" ".join(line.split()) for line in lines] == [
@@ -96,8 +97,71 @@ def test_candidates_are_shown_with_what_they_were_chosen_by() -> None:
     assert len({line.index(" ± ") for line in lines[:2]}) == 1
 
 
+def test_optuna_comes_closer_and_goes_on_where_it_was() -> None:
+    """The best rate is 0.1, the best alpha 0.7 and the best method c."""
+    rate, alpha = SearchRange("optim.lr", [], 0.001, 10.0), SearchRange("method.alpha", [n / 10 for n in range(11)])
+    ranges = [rate, alpha, SearchRange("method", ["a", "b", "c"])]
+
+    def cost(one: dict[str, Any]) -> float:
+        return abs(math.log10(one["optim.lr"]) + 1) + abs(one["method.alpha"] - 0.7) + "cab".index(one["method"]) / 2
+
+    def go_on(candidates: list[dict[str, Any]], trials: int) -> list[dict[str, Any]]:
+        while len(candidates) < trials:
+            candidates = candidates + suggest(ranges, candidates, [cost(one) for one in candidates], 4)
+        return candidates
+
+    candidates = go_on([], 60)
+    assert len({str(one) for one in candidates}) == len(candidates) == 60
+    assert all(0.001 <= one["optim.lr"] <= 10 and one["method.alpha"] in alpha.values for one in candidates)
+    assert statistics.median(map(cost, candidates[30:])) < statistics.median(map(cost, draw(ranges, 1000))) / 2
+    assert go_on(go_on([], 20), 60) == candidates
+
+
+def test_optuna_ends_when_every_value_was_tried() -> None:
+    ranges = [SearchRange("method.k", [4, 1, 2])]
+    candidates = suggest(ranges, [], [], 10)
+    assert sorted(one["method.k"] for one in candidates) == [1, 2, 4]
+    assert suggest(ranges, candidates, [1.0, 2.0, 3.0], 10) == []
+
+
+def test_trials_are_chosen_by_what_came_out_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of four; a pruned setting counts as the worst one; the same command suggests the same again."""
+    rounds: list[list[str]] = []
+
+    def run(study: Study, *_: object) -> bool:
+        rounds.append(list(study.file.axes.get("trial", [])))
+        return True
+
+    def collect(paths: list[Path]) -> list[Collection]:
+        if paths[0].name == "final":
+            return [Collection("", "", [row(0.5, 20, 5, 1.0)])]
+        alphas = [float(label.partition("=")[2]) for label in rounds[-1]]
+        rows = [row(alpha, abs(alpha - 0.3), 0, 0) for alpha in alphas]
+        rows = [Row({"trial": label}, each.runs) for label, each in zip(rounds[-1], rows, strict=True)]
+        return [Collection("", "", [rows[0], Row(rows[1].labels, rows[1].runs[:1]), *rows[3:]])]
+
+    monkeypatch.setattr(tune_module.worker, "run", run)
+    monkeypatch.setattr(tune_module, "collect", collect)
+    monkeypatch.setattr(tune_module, "final_lines", lambda _: [])
+    seen: list[list[float]] = []
+    monkeypatch.setattr(
+        tune_module,
+        "suggest",
+        lambda *words: seen.append(list(words[2])) or suggest(*words),  # type: ignore[func-returns-value]
+    )
+    ranges = [SearchRange("method.alpha", [], 0.0, 1.0)]
+    for _ in range(2):
+        tune("digits", ranges, [], tmp_path, seeds=2, trials=10, by="top1_error", say=lambda _: None)
+    assert [len(one) for one in rounds] == [4, 8, 10, 0] * 2
+    assert rounds[:4] == rounds[4:]
+    assert rounds[2][:8] == rounds[1]
+    assert all(costs[1] == costs[2] == max(costs) for costs in seen if costs)
+    with pytest.raises(PskdError, match="--trials and --random exclude each other"):
+        tune("digits", ranges, [], tmp_path, trials=1, draws=1)
+
+
 def test_runs_that_are_worse_than_the_median_are_given_up(tmp_path: Path) -> None:
-    file = search("digits", [Range("optim.lr", [0.1 * n for n in range(1, 8)])], ["epochs=6"], seeds=1, trials=None)
+    file = search("digits", [SearchRange("optim.lr", [0.1 * n for n in range(1, 8)])], ["epochs=6"], seeds=1)
     study = Study.of("search", file.model_copy(update={"prune": True}), tmp_path)
     study.save()
     queue = Queue(study)
@@ -122,8 +186,9 @@ def test_runs_that_are_worse_than_the_median_are_given_up(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_whole_search(tmp_path: Path) -> None:
     lines: list[str] = []
-    ranges = [Range("method.alpha", [0.0, 0.8])]
-    choice = tune("digits", ranges, [*SMALL, "train.threads=1"], tmp_path, seeds=2, workers=2, say=lines.append)
+    ranges = [SearchRange("method.alpha", [0.0, 0.8])]
+    options: dict[str, Any] = {"seeds": 2, "trials": 3, "workers": 2, "say": lines.append}
+    choice = tune("digits", ranges, [*SMALL, "train.threads=1"], tmp_path, **options)  # Optuna tries the two there are
     assert choice.settings["method.alpha"] in (0.0, 0.8)
     assert any(line.startswith("chosen: method.alpha=") for line in lines)
     text = "\n".join(lines)

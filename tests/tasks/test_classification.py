@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from helpers import metrics_of, small
 
 from pskd.errors import PskdError
+from pskd.methods.hard import Hard
 from pskd.plan import epoch_plan
 from pskd.workbench.runs.group import Group
 from pskd.workbench.tasks.classification import Classification
@@ -28,11 +28,11 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def made(*words: str) -> Classification:
-    """A task that is ready for its method, as the engine makes both."""
+def make_task(*words: str) -> Classification:
+    """A task whose method was checked, as in a training."""
     config = small(*words)
     task = Classification(config)  # type: ignore[arg-type]
-    task.provide(build.method(config, task, task.model(), 10, Path(), Group()))
+    task.check_method(build.build_method(config, task, task.model(), 10, Path(), Group()))
     return task
 
 
@@ -52,8 +52,8 @@ def test_every_combination_trains(method: str, mix: str, teacher: Path, tmp_path
 @pytest.mark.parametrize("method", ["ps_kd", "cs_kd"])
 @pytest.mark.parametrize("mix", ["cutout", "cutmix", "mixup"])
 def test_half_is_distilled_and_half_is_mixed(method: str, mix: str) -> None:
-    task = made(f"method={method}", f"augment.mix={mix}", "augment.hole=3", "batch_size=200")
-    plain = made(f"method={method}", "batch_size=200")
+    task = make_task(f"method={method}", f"augment.mix={mix}", "augment.hole=3", "batch_size=200")
+    plain = make_task(f"method={method}", "batch_size=200")
     plan = epoch_plan(200, 200, 1, seed=0, epoch=1)
     (batch,) = task.batches(plan, 1, torch.device("cpu"))
     (before,) = plain.batches(plan, 1, torch.device("cpu"))
@@ -70,7 +70,7 @@ def test_half_is_distilled_and_half_is_mixed(method: str, mix: str) -> None:
 @pytest.mark.parametrize("method", ["hard", "label_smoothing", "tf_kd"])
 def test_the_others_mix_whole_batches(method: str, teacher: Path) -> None:
     words = [word for word in settings(method, "cutmix", teacher) if "per_class" not in word]
-    task = made(*words, "batch_size=8")
+    task = make_task(*words, "batch_size=8")
     plan = epoch_plan(200, 8, 1, seed=0, epoch=0)
     mixed = [bool((batch.targets[2] < 1).any()) for batch in task.batches(plan, 0, torch.device("cpu"))]
     assert 5 <= sum(mixed) <= 20  # of 25, each with probability 0.5
@@ -78,13 +78,13 @@ def test_the_others_mix_whole_batches(method: str, teacher: Path) -> None:
 
 
 def test_cs_kd_partners_are_of_the_same_class() -> None:
-    task = made("method=cs_kd", "augment.crop=none")
+    task = make_task("method=cs_kd", "augment.crop=none")
     plan = epoch_plan(200, 64, 1, seed=0, epoch=3)
     images = task.data.view.normalize(task.data.train.images)
-    for batch in task.batches(plan, 3, torch.device("cpu")):
-        found = (batch.partner[:, None] == images[None]).flatten(2).all(2).float().argmax(1)
-        assert torch.equal(task.data.train.labels[found], batch.targets)
-        assert not bool((found == batch.index).any())
+    for batch in task.batches(plan, 3, torch.device("cpu"), {"partner_logits"}):
+        which = (batch.partner[:, None] == images[None]).flatten(2).all(2).float().argmax(1)
+        assert torch.equal(task.data.train.labels[which], batch.targets)
+        assert not bool((which == batch.index).any())
 
 
 def test_teachers_that_cannot_teach(teacher: Path, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_teachers_that_cannot_teach(teacher: Path, tmp_path: Path) -> None:
         (("method=tf_kd", f"method.teacher={teacher}", "data.num_classes=5"), r"10 classes, here 5"),
     ):
         with pytest.raises(PskdError, match=message):
-            made(*words)
+            make_task(*words)
 
 
 def test_wrong_settings_are_named_before_training(tmp_path: Path) -> None:
@@ -106,18 +106,26 @@ def test_wrong_settings_are_named_before_training(tmp_path: Path) -> None:
             train(small(*words), tmp_path / words[0])
 
 
-def test_same_seed_same_run(teacher: Path, tmp_path: Path, undisturbed_pair: Callable[..., tuple[Path, Path]]) -> None:
-    for method in ("cs_kd", "tf_kd"):
-        one, two = undisturbed_pair(*settings(method, "cutmix", teacher))
-        assert metrics_of(one) == metrics_of(two)
+@pytest.mark.parametrize("method", ["cs_kd", "tf_kd"])
+def test_same_seed_same_run(method: str, teacher: Path, tmp_path: Path) -> None:
+    for number in "12":
+        train(small(*settings(method, "cutmix", teacher)), tmp_path / number)
+    assert metrics_of(tmp_path / "1") == metrics_of(tmp_path / "2")
 
 
-@pytest.fixture
-def undisturbed_pair(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
-    def pair(*words: str) -> tuple[Path, Path]:
-        folders = tmp_path / f"{words[0]}-1", tmp_path / f"{words[0]}-2"
-        for folder in folders:
-            train(small(*words), folder)
-        return folders
+def test_any_method_gets_the_logits_for_its_last_view(tmp_path: Path) -> None:
+    """With gradient, by a need and a property, not by its name."""
+    from pskd.workbench.registry import register_method
 
-    return pair
+    @register_method("mine:AgreeWithLast")
+    class AgreeWithLast(Hard):
+        needs = frozenset({"view", "last_logits"})
+        last_view: torch.Tensor | None = None
+
+        def loss(self, output, targets, *, view, last_logits, distilled=None):  # type: ignore[no-untyped-def, override]
+            assert (last_logits is None) == (self.last_view is None)
+            assert last_logits is None or (last_logits.requires_grad and len(last_logits) == len(self.last_view))
+            self.last_view = view
+            return super().loss(output, targets, distilled=distilled)
+
+    assert np.isfinite(train(small("method=mine:AgreeWithLast", "epochs=1"), tmp_path / "run")["nll"])

@@ -27,8 +27,8 @@ from pskd.workbench.report.page import report
 from pskd.workbench.report.tables import result_lines
 from pskd.workbench.runs.checkpoint import Checkpoints
 from pskd.workbench.tasks.detection import Detection
-from pskd.workbench.tasks.detection.deployed import DeployedDetector, differences
-from pskd.workbench.tasks.detection.drawing import class_colour
+from pskd.workbench.tasks.detection.deployment import DeployedDetector, differences
+from pskd.workbench.tasks.detection.predictor import class_colour
 from pskd.workbench.tasks.predictor import Predictor
 from pskd.workbench.train.loop import train
 from pskd.workbench.use import calibrate, evaluate, predict
@@ -136,13 +136,13 @@ def test_the_page_shows_its_boxes(finished: Path, tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     label = int(kept["object_label"][0])
     assert f'stroke="#{"".join(f"{part:02x}" for part in class_colour(label))}"><title>{label} 0.75</title>' in page
-    assert page.count('class="really"') == np.isin(kept["object_image"], _shown(page)).sum()
+    assert page.count('class="object"') == np.isin(kept["object_image"], _shown(page)).sum()
     assert "image 1: 0 of " in page
     assert "found, 1 wrong" in page
     assert "digit scenes" in page  # not the digits that its trunk learnt
     np.savez(run / "predictions.npz", **{**kept, "detected_label": kept["detected_label"] + 1000})
     report([run], tmp_path / "page.html")  # a damaged file takes only the images away
-    assert 'class="really"' not in (tmp_path / "page.html").read_text()
+    assert 'class="object"' not in (tmp_path / "page.html").read_text()
 
 
 def _shown(page: str) -> list[int]:
@@ -253,7 +253,7 @@ def test_a_detector_that_finds_nothing_has_a_result_but_no_calibration(
     assert "not calibrated: nothing was detected on these images" in capsys.readouterr().out
     with pytest.raises(PskdError, match="nothing was detected on these images, so there is nothing to calibrate"):
         calibrate(tmp_path / "run")
-    with pytest.raises(PskdError, match="is not calibrated, which a risk needs"):
+    with pytest.raises(PskdError, match="is not calibrated: pskd calibrate"):
         list(predict(tmp_path / "run", ["any.png"], max_risk=0.1))
 
 
@@ -265,7 +265,7 @@ def test_a_hub_folder_is_loaded_and_torch_export_refused(finished: Path, tmp_pat
     one, other = (load(path)(image, min_score=0.0) for path in (finished, tmp_path / "hub"))
     assert one.objects
     assert one.objects == other.objects
-    with pytest.raises(PskdError, match=r"torch\.export cannot follow a network that decides how much it answers"):
+    with pytest.raises(PskdError, match=r"torch\.export cannot follow a network with any number of answers"):
         export(finished, "pt2", tmp_path / "model.pt2")
     assert not (tmp_path / "model.pt2").exists()
 
@@ -294,7 +294,7 @@ def test_onnx_finds_the_same_objects(words: tuple[str, ...], trunk: Path, tmp_pa
     temperatures = [1.0, *detect.calibration.temperatures.values()] if calibrated else None
     ours = DeployedDetector(detect.model, temperatures, pixels=True)
     for image in (*images, images[0, :32]):
-        seen = Resize(*detect.about.resize).resized(torch.from_numpy(image).permute(2, 0, 1))
+        seen = Resize(*detect.about.resize).scale_image(torch.from_numpy(image).permute(2, 0, 1))
         names = ["boxes", "labels", "scores"]
         found = [torch.from_numpy(each) for each in session.run(names, {"image": seen.permute(1, 2, 0).numpy()})]
         with torch.no_grad():

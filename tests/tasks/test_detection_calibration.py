@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pskd.metrics.detection import Detections, Objects, judged
-from pskd.workbench.tasks.detection.calibration import DetectionCalibration
+from pskd.workbench.tasks.detection.deployment import DetectionCalibration
 
 CLASSES = ("calm", "sure", "rare")
 TRUE = np.array([0.5, 3.0])  # temperatures of the first two
@@ -31,12 +31,12 @@ def drawn(count: int, seed: int) -> tuple[Objects, Detections, np.ndarray]:
 def test_a_temperature_is_found_for_each_class() -> None:
     objects, detections, right = drawn(4000, 0)
     assert np.array_equal(judged(objects, detections, 3)[0], right)
-    found = DetectionCalibration.fitted(objects, detections, CLASSES, **ABOUT)
+    found = DetectionCalibration.fit(objects, detections, CLASSES, **ABOUT)
     assert found.temperatures["calm"] == pytest.approx(TRUE[0], rel=0.15)
     assert found.temperatures["sure"] == pytest.approx(TRUE[1], rel=0.15)
     assert TRUE[0] < found.temperatures["rare"] < TRUE[1]  # that of all classes together
     assert found.nll[1] < found.nll[0]
-    scores = found.calibrated(torch.tensor([0.9, 0.9]), ["calm", "sure"])
+    scores = found.calibrate_scores(torch.tensor([0.9, 0.9]), ["calm", "sure"])
     assert float(scores[0]) > 0.9 > float(scores[1])
 
 
@@ -45,7 +45,7 @@ def test_the_wanted_precision_is_kept_in_most_draws() -> None:
     broken, draws, delta = 0, 40, 0.2
     for seed in range(draws):
         objects, detections, _ = drawn(300, 10 + seed)
-        found = DetectionCalibration.fitted(objects, detections, CLASSES, delta=delta, **ABOUT)
+        found = DetectionCalibration.fit(objects, detections, CLASSES, delta=delta, **ABOUT)
         kept = everything.scores >= found.min_score(0.2)
         broken += bool(kept.any()) and float((~right[kept]).mean()) > 0.2
     assert broken <= draws * delta + 2.6 * (draws * delta * (1 - delta)) ** 0.5

@@ -17,7 +17,6 @@ import torch
 from banks import stored
 from chaos import equal
 from helpers import metrics_of, pskd
-from num2words import num2words
 from processes import in_child
 from safetensors.torch import load_file
 
@@ -25,6 +24,7 @@ from pskd.errors import PskdError
 from pskd.methods.hard import Hard
 from pskd.metrics.translation import score_translations
 from pskd.workbench.config import Config, resolve
+from pskd.workbench.data.text.numbers import number_words
 from pskd.workbench.recipes import read_recipe
 from pskd.workbench.runs import checkpoint
 from pskd.workbench.runs.checkpoint import Checkpoints
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     numbers = random.Random(0).sample(range(1000), 136)
     for stem, chosen in (("train", numbers[:120]), ("val", numbers[120:128]), ("test", numbers[128:])):
         for language in ("de", "en"):
-            lines = [num2words(number, lang=language) for number in chosen]
+            lines = [number_words(number, language) for number in chosen]
             (root / f"{stem}.{language}").write_text("\n".join(lines) + "\n")
     return root
 
@@ -269,9 +269,9 @@ def test_two_processes(memory: str, folder: Path, tmp_path: Path) -> None:
 def test_the_first_run_of_the_readme_reaches_95_bleu(tmp_path: Path) -> None:
     result = train(resolve(read_recipe("translation/numbers")), tmp_path / "run")
     assert result["bleu"] > 95
-    texts = [num2words(number, lang="de") for number in (7, 12, 40, 99, 321)]
+    texts = [number_words(number, "de") for number in (7, 12, 40, 99, 321)]
     answers = [answer.text() for answer in predict(tmp_path / "run", [], texts=texts) if isinstance(answer, Answer)]
-    assert answers == [num2words(number, lang="en") for number in (7, 12, 40, 99, 321)]
+    assert answers == [number_words(number, "en") for number in (7, 12, 40, 99, 321)]
 
 
 def test_transformers_loads_a_hub_folder_and_translates_alike(

@@ -17,7 +17,7 @@ from pskd import load
 from pskd.calibration import conformal_threshold, fit_temperature, prediction_sets, reject_threshold
 from pskd.errors import PskdError
 from pskd.workbench.runs import predictions
-from pskd.workbench.tasks.classification.calibration import ClassCalibration, probabilities
+from pskd.workbench.tasks.classification.deployment import ClassCalibration, probabilities
 from pskd.workbench.train.loop import train
 from pskd.workbench.use import Predictor, calibrate
 
@@ -67,7 +67,7 @@ def test_the_promises_hold_on_unseen_samples(trained: Path) -> None:
     for _ in range(draws):
         which = torch.randint(len(labels), (size,), generator=draw)
         about = {"weights": "", "task": "", "fitted_on": "", "ece_bins": 10, "effect": {}, "delta": delta}
-        found = ClassCalibration.fitted(log_probs[which], labels[which], **about)
+        found = ClassCalibration.fit(log_probs[which], labels[which], **about)
         kept = sure >= found.reject_threshold(0.1)
         broken += bool(kept.any()) and float(wrong[kept].double().mean()) > 0.1
         sets = prediction_sets(probs, found.set_threshold(0.9))

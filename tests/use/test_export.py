@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import pskd, small
+from helpers import pskd
 from safetensors.torch import load_file, save_file
 
 from pskd import load
@@ -18,9 +18,9 @@ from pskd.errors import PskdError
 from pskd.workbench.api import export
 from pskd.workbench.config import resolve
 from pskd.workbench.recipes import read_recipe
-from pskd.workbench.report.card import shown
+from pskd.workbench.report.card import escape
 from pskd.workbench.runs import weights
-from pskd.workbench.tasks.classification.calibration import Effect
+from pskd.workbench.tasks.classification.deployment import Effect
 from pskd.workbench.train.loop import train
 
 NASTY = "<script>alert(1)</script>\n---\n[x](javascript:alert(1)) `a` | ![i](http://evil/i.png) www.evil.com {{7*7}}"
@@ -51,7 +51,7 @@ def test_onnx_gives_equal_answers(trained: Path, tmp_path: Path, capfd: pytest.C
         assert np.abs(found - expected[: len(batch)].numpy()).max() < 1e-5
     code, _, err = pskd(capfd, *words)
     assert code == 2
-    assert "is there already" in err
+    assert "exists already" in err
 
 
 def test_torch_export_gives_equal_answers(trained: Path, tmp_path: Path) -> None:
@@ -110,22 +110,24 @@ def test_timm_loads_a_hub_folder(tmp_path: Path) -> None:
     assert "library_name: timm" in (tmp_path / "hub" / "README.md").read_text()
 
 
-def test_what_cannot_be_exported_is_said_in_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    train(small("epochs=1"), tmp_path / "run")
+def test_what_cannot_be_exported_is_said_in_a_line(
+    copied: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (copied / "calibration.json").unlink()
     for words, message in (
         (("onnx", "--calibrated"), "is not calibrated: pskd calibrate"),
-        (("torchscript",), "--format torchscript is not there; allowed are onnx, pt2, hub"),
+        (("torchscript",), "--format torchscript is unknown; allowed are onnx, pt2, hub"),
         (("hub", "--calibrated"), "are for onnx and pt2"),
     ):
-        code, _, err = pskd(capfd, "export", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--format", *words)
+        code, _, err = pskd(capfd, "export", str(copied), "--out", str(tmp_path / "out"), "--format", *words)
         assert code == 2
         assert message in err
         assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()
-    (tmp_path / "run" / "result.json").unlink()
+    (copied / "result.json").unlink()
     with pytest.raises(PskdError, match="is not finished"):
-        export(tmp_path / "run", "hub", tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+        export(copied, "hub", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["copied"]
 
 
 def hostile(run: Path, **changes: object) -> None:
@@ -158,7 +160,7 @@ def test_words_of_a_stranger_stay_words_in_the_card(copied: Path, tmp_path: Path
 def test_escaped_words_are_themselves_again_once_rendered() -> None:
     import html
 
-    rendered = re.sub(r"\\([\\|*_`<>\[\]])", r"\1", html.unescape(shown(NASTY)))
+    rendered = re.sub(r"\\([\\|*_`<>\[\]])", r"\1", html.unescape(escape(NASTY)))
     assert rendered == NASTY.replace("\n", "\\n")
 
 
@@ -186,7 +188,7 @@ def test_links_are_not_followed(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("keep")
     (tmp_path / "out").symlink_to(tmp_path / "mine")
     for form in ("pt2", "hub"):
-        with pytest.raises(PskdError, match="is there already"):
+        with pytest.raises(PskdError, match="exists already"):
             export(trained, form, tmp_path / "out")
     (tmp_path / ".hub.writing").symlink_to(tmp_path / "mine")
     export(trained, "hub", tmp_path / "hub")

@@ -51,7 +51,7 @@ def test_a_finished_run_is_returned_and_an_unfinished_one_refused(run: pskd.Run,
     assert (run.path / "metrics.jsonl").read_bytes() == before
     with pytest.raises(PskdError, match="already holds a run"):
         pskd.train("digits", *SMALL, out=run.path)
-    with pytest.raises(PskdError, match="resume=True needs out"):
+    with pytest.raises(PskdError, match="which run"):
         pskd.train(resume=True)
     with pytest.raises(PskdError, match="is not finished"):
         pskd.Run(tmp_path)

@@ -13,7 +13,7 @@ from helpers import pskd, small
 from pskd.errors import PskdError
 from pskd.workbench.config import resolve
 from pskd.workbench.data import detection
-from pskd.workbench.data.text import sources
+from pskd.workbench.data.text import load as load_text
 from pskd.workbench.recipes import read_recipe
 from pskd.workbench.tasks.classification import Classification, ClassPredictor
 from pskd.workbench.train.loop import train
@@ -53,16 +53,17 @@ def test_the_same_test_images_score_the_same_whatever_lies_beside_them(own_data:
         evaluate(run, "test", str(arrays(folder, "two.npz", train_images=1.0, classes=2)))
 
 
-def test_data_that_is_made_here_lies_nowhere_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_data_that_is_made_here_lies_nowhere_else(
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Or the score on the run's own test set would be taken for that of the folder."""
-    train(small("epochs=1"), tmp_path / "run")
-    code, _, err = pskd(capfd, "evaluate", str(tmp_path / "run"), "--root", str(tmp_path))
+    code, _, err = pskd(capfd, "evaluate", str(trained), "--root", str(tmp_path))
     assert (code, err.count("\n")) == (2, 1)
     assert "'digits' comes with pskd, it is not read from" in err
     with pytest.raises(PskdError, match="'digits' comes with pskd"):
         detection.load("digits", splits={}, counts={}, root=str(tmp_path))
     with pytest.raises(PskdError, match="'numbers' comes with pskd"):
-        sources.load("numbers", source="de", target="en", root=str(tmp_path))
+        load_text("numbers", source="de", target="en", root=str(tmp_path))
 
 
 def test_a_run_needs_its_teacher_only_to_be_trained(tmp_path: Path) -> None:
@@ -83,8 +84,7 @@ def test_the_best_epoch_s_weights_can_be_used(tmp_path: Path, capfd: pytest.Capt
     assert "has no best.safetensors: without a validation split no epoch is chosen" in err
 
 
-def test_options_of_another_task_are_refused(tmp_path: Path) -> None:
-    train(small("epochs=1"), tmp_path / "run")
+def test_options_of_another_task_are_refused(trained: Path) -> None:
     for options, message in (
         (
             {"texts": ["ja"]},
@@ -93,7 +93,7 @@ def test_options_of_another_task_are_refused(tmp_path: Path) -> None:
         ({"min_score": 0.5}, "--min-score is not for a run of classification"),
     ):
         with pytest.raises(PskdError, match=message):
-            list(predict(tmp_path / "run", ["x.png"], **options))
+            list(predict(trained, ["x.png"], **options))
 
 
 def test_weights_alone_are_enough_to_predict(own_data: tuple[Path, Path], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A method whose rows are spread over hosts, in a trainer whose checkpoint only process 0 writes."""
+"""A method whose records are spread over hosts, in a trainer whose checkpoint only process 0 writes."""
 
 from __future__ import annotations
 

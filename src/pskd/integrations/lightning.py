@@ -104,7 +104,7 @@ class PSKDCallback(Callback):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """What the checkpoint has under ``["callbacks"]["PSKDCallback"]``: tensors, numbers and strings."""
-        self.method.state_dict()  # rows that are on their way from an accelerator are written,
+        self.method.state_dict()  # records that are on their way from an accelerator are written,
         self._wait()  # those of all processes: Lightning saves in all of them, and process 0 keeps what it has
         return {"hosts": states_of_hosts(self.method, self._channel, leads=self._leads)}
 

@@ -94,7 +94,7 @@ class PSKDTask(ClassificationTask):
             data._begin.append(self._start_epoch)
 
     def _start_epoch(self, epoch: int) -> None:
-        # Process 0 comes here when it has saved; until then no other may write a row of the next epoch.
+        # Process 0 comes here when it has saved; until then no other may write a record of the next epoch.
         if dist.is_available() and dist.is_initialized():
             dist.barrier()
         self.method.start_epoch(epoch)

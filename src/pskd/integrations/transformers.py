@@ -38,11 +38,11 @@ INDEX = "index"
 
 
 def indexed(dataset: Any, labels: str = "labels") -> Any:
-    """The data set with a column "index": the number of the bank's row of each sample.
+    """The data set with a column "index": the number of the bank's record of each sample.
 
-    Where ``labels`` are lists (tokens), every label that is not -100 has a row of its own, and the column has the first
-    one of each sample; ``rows_of`` says how many there are. A data set that is not of ``datasets`` is wrapped in
-    ``pskd.Indexed``: one row per sample.
+    Where ``labels`` are lists (tokens), every label that is not -100 has its own record, and the column has the first one
+    of each sample; ``rows_of`` says how many there are. A data set that is not of ``datasets`` is wrapped in
+    ``pskd.Indexed``: one record per sample.
     """
     if not hasattr(dataset, "add_column"):
         return Indexed(dataset)
@@ -55,7 +55,7 @@ def indexed(dataset: Any, labels: str = "labels") -> Any:
 
 
 def rows_of(dataset: Any, labels: str = "labels") -> int:
-    """How many rows a bank needs for the training set ``dataset``."""
+    """How many records a bank needs for the training set ``dataset``."""
     return int(_rows_of_each(dataset, labels).sum()) if hasattr(dataset, "add_column") else len(dataset)
 
 
@@ -150,7 +150,7 @@ class PSKDMixin:
         super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
         trainer: Any = self
         state = self.method.state_dict()
-        trainer.accelerator.wait_for_everyone()  # a bank in a shared file has the rows of all processes now,
+        trainer.accelerator.wait_for_everyone()  # a bank in a shared file has the records of all processes now,
         hosts, host = (
             shards_of(self.method.memory),
             int(os.environ.get("GROUP_RANK", 0)) if shards_of(self.method.memory) > 1 else 0,
@@ -191,11 +191,11 @@ class PSKDMixin:
         if labels.is_floating_point():
             return torch.tensor(float(len(labels)))
         real = labels != IGNORE_INDEX
-        weight = self.method.weight
-        return real.sum() if weight is None else (weight.to(labels.device)[labels * real] * real).sum()
+        weight = self.method.weight_at(labels.device)
+        return real.sum() if weight is None else (weight[labels * real] * real).sum()
 
     def _rows(self, index: Tensor | None, labels: Tensor) -> Tensor | None:
-        """The bank's rows, shaped like the labels: those of a sample's tokens follow each other, -100 not counted."""
+        """The bank's records, shaped like the labels: a sample's tokens follow each other, -100 not counted."""
         if "index" not in self.method.needs:
             return None
         if index is None:
@@ -210,8 +210,8 @@ class PSKDMixin:
         rows = getattr(getattr(self.method, "memory", None), "num_samples", None)
         if hasattr(train, "__len__") and rows == len(train) and bool((real.sum(1) > 1).any()):
             raise PskdError(
-                "index: the bank has one row for each sample, but these have several labels: make a datasets.Dataset of"
-                " them, and name the column that the labels are, or are made of: indexed(train, COLUMN) and"
+                "index: the bank has one record for each sample, but these have several labels: make a"
+                " datasets.Dataset of them, and name the column that the labels are, or are made of: indexed(train, COLUMN) and"
                 " rows_of(train, COLUMN)"
             )
         return index[:, None] + (real.cumsum(1) - 1).clamp_min(0)

@@ -1,4 +1,4 @@
-"""Where past predictions come from: a bank of stored rows, or a frozen copy of the model."""
+"""Where past predictions come from: a bank of records, or a frozen copy of the model."""
 
 from pskd.memory.bank import PredictionBank
 from pskd.memory.base import Memory

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from pskd.checks import at_hand
 from pskd.errors import PskdError
+from pskd.memory.likeliest import top_classes
 from pskd.memory.mapped import map_file
 from pskd.tensors import to_device
 
 UNLABELLED = -1
 _LARGEST_BATCH = 2**14  # of positions, for which their numbers are kept
+_SMALL = 2**16  # bytes that CUDA copies without waiting from any memory
 LAST_EPOCH = 2**15 - 3  # later epochs count as this one
 _ANY_EPOCH = 2**15 - 1  # of a record that is never too old
 # Records are moved as whole numbers of the size of their largest field.
@@ -83,6 +85,9 @@ class Records:
         # New ones are put together in words where all fields have their size, else in bytes.
         self._unit = word if len({kind.itemsize for kind, _ in fields.values()}) == 1 else torch.uint8
         self._padding = words * word.itemsize - end
+        if path is not None and device.type != "cpu":
+            raise PskdError(f"path: a mapped file lives on the cpu, not on device {device}; give one of the two")
+        self.travelling: list[tuple[torch.Event, Tensor, Tensor | None, Tensor]] = []
         if path is None:
             self.table = torch.zeros(count + 1, words, dtype=word, device=device)
         else:
@@ -99,9 +104,7 @@ class Records:
 
     def read(self, rows: Tensor, like: Tensor) -> Record:
         """The records in the rows ``rows`` (n), their values of the type and device of another tensor."""
-        records = self.table.index_select(0, rows)
-        if records.device != like.device:
-            records = to_device(records, like.device)
+        records = self._gather(rows, like.device)
         values = self.values.of(records)
         if like.device.type == "cpu" or values.itemsize == 1:  # elsewhere half precision is widened on the way
             values = values.to(like.dtype)
@@ -110,6 +113,24 @@ class Records:
             classes = self.classes.of(records).long()
             classes = classes & 0xFFFF if self.classes.dtype == torch.int16 else classes
         return Record(values, classes, self.label.of(records), self.epoch.of(records))
+
+    def _gather(self, rows: Tensor, device: torch.device) -> Tensor:
+        """The records (n, words) on a device; many bytes go to CUDA from pinned memory, since others make it wait."""
+        if device.type == "cuda" and not self.table.is_cuda and len(rows) * self._whole.itemsize > _SMALL:
+            pinned = torch.empty(len(rows), self.table.shape[1], dtype=self.table.dtype, pin_memory=True)
+            return torch.index_select(self.table, 0, rows, out=pinned).to(device, non_blocking=True)
+        records = self.table.index_select(0, rows)
+        return records if records.device == device else to_device(records, device)
+
+    def pack_prediction(self, log_p: Tensor, p: Tensor | None, label: Tensor, epoch: Tensor) -> Tensor:
+        """Records (n, words) of log-probabilities (n, K); ``p`` are the probabilities, where they are at hand."""
+        if self.classes is not None:
+            classes = top_classes(log_p, self.k)
+            return self.pack(log_p.gather(1, classes).exp_().to(self.values.dtype), classes, label, epoch)
+        # In proportion to the softmax, the largest 1: so no type is too small for a record.
+        values = (log_p - log_p.amax(1, keepdim=True)).exp_() if p is None else p / p.amax(1, keepdim=True)
+        values = values.to(self.values.dtype)  # here, so that nothing wider is kept
+        return self.pack(values, None, label, epoch)
 
     def pack(self, values: Tensor, classes: Tensor | None, label: Tensor, epoch: Tensor) -> Tensor:
         """Records (n, words) of values (n, k), classes (n, k), labels and epochs, both (n) or (1) for all."""
@@ -129,8 +150,26 @@ class Records:
     def write(self, rows: Tensor, keep: Tensor | None, records: Tensor) -> None:
         """Write records (n, words) into the rows ``rows`` (n), where ``keep`` (n) is true or None.
 
-        Of a row that is written twice, the last record is kept.
+        Of a row that is written twice, the last record is kept. From another device the records travel while that one
+        goes on, and are written by ``settle``.
         """
+        if records.device == rows.device:
+            self._write(rows, keep, records)
+            return
+        event = torch.Event(records.device)
+        records = records.to(rows.device, non_blocking=True)
+        keep = None if keep is None else keep.to(rows.device, non_blocking=True)
+        event.record()
+        self.travelling.append((event, rows, keep, records))
+
+    def settle(self) -> None:
+        """Write the records that were on their way."""
+        while self.travelling:
+            event, rows, keep, records = self.travelling.pop(0)
+            event.synchronize()
+            self._write(rows, keep, records)
+
+    def _write(self, rows: Tensor, keep: Tensor | None, records: Tensor) -> None:
         if keep is not None:
             rows = torch.where(keep, rows, self._spare)
         if at_hand(rows):
@@ -143,20 +182,34 @@ class Records:
         last = self._newest.index_select(0, rows)
         self.table.index_copy_(0, rows, records.index_select(0, last))
 
+    def put(self, rows: Tensor | slice, records: Tensor) -> None:
+        """Write records of a state; what was on its way belonged to another time."""
+        self.travelling = []
+        self.table[rows if isinstance(rows, slice) else rows.to(self.table.device)] = records.to(self.table.device)
+
     def refresh(self, rows: Tensor, epoch: Tensor) -> None:
         """Let records that are there in the rows ``rows`` (n) be of this epoch."""
         epochs = self.epoch.of(self.table)
         epochs.index_copy_(0, rows, torch.where(epochs.index_select(0, rows) > 0, epoch, 0))
 
     def clear(self) -> None:
+        self.travelling = []
         self.table.zero_()
 
     def to(self, device: torch.device) -> None:
         """Move them; those in a mapped file stay where they are."""
+        self.settle()
         if self.is_mapped and device.type != "cpu":
             raise PskdError(f"path: a mapped file lives on the cpu, not on device {device}; give one of the two")
         self.table = self.table.to(device)
         self._set_scratch()
+
+    def checked(self, records: Tensor, count: int) -> Tensor:
+        """``count`` records that were read back, or an error that says that they are damaged."""
+        there, here = (records.shape, records.dtype), ((count, self.table.shape[1]), self.table.dtype)
+        if there != here:
+            raise PskdError(f"records: the stored bank has {there}, here {here} are needed; it is damaged")
+        return records
 
     def of_columns(self, columns: dict[str, Tensor], count: int) -> Tensor:
         """``count`` records of what version 0.2.0 and earlier kept in columns; label 0 says "no record"."""

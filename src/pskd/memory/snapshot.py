@@ -27,7 +27,7 @@ from pskd.tensors import accumulation_dtype, several_processes
 
 
 class _Refresh:
-    """A copy that is made anew every ``period`` epochs; ``copies`` counts how often it was."""
+    """A copy that is renewed every ``period`` epochs; ``copies`` counts how often it was."""
 
     def __init__(self, period: float, steps_per_epoch: int | None) -> None:
         self.period, self.steps, self.copies = period, steps_per_epoch or 1, 0
@@ -167,7 +167,7 @@ class Snapshot(Memory):
             if isinstance(output, LinearHead):
                 output = output.logits() if batch.part is None else output.part(batch.part).logits()
             logits = output if batch.part is not None else batch.flat(output)
-            past = Past(torch.softmax(logits, 1, accumulation_dtype(logits.dtype)), known=batch.taken)
+            past = Past(torch.softmax(logits, 1, accumulation_dtype(logits.dtype)), known=batch.valid)
         check_past(past, batch.logits)
         return past
 
@@ -214,8 +214,8 @@ class Snapshot(Memory):
             try:
                 frozen.load_state_dict(state["weights"])
             except RuntimeError as error:
-                said = " ".join(str(error).split())
-                raise PskdError(f"state: the snapshot's weights are those of another model: {said}") from error
+                why = " ".join(str(error).split())
+                raise PskdError(f"state: the snapshot's weights are those of another model: {why}") from error
         self.clear()
         self._epoch, self._step, self._copy = state["epoch"], state["step"], frozen
         self._pace.copies += state["renewals"]

@@ -39,7 +39,7 @@ class AutoAlpha(Ramp):
     def observe(self, batch: Batch) -> None:
         """Learn from a part of a step."""
         given = batch.target.likelihood(batch.log_p)
-        counts = torch.ones_like(given) if batch.taken is None else batch.taken.to(given.dtype)
+        counts = torch.ones_like(given) if batch.valid is None else batch.valid.to(given.dtype)
         sums = torch.stack(((given.nan_to_num() * counts).sum(), counts.sum()))
         self._step = sums if self._step is None else self._step + sums
 
@@ -49,7 +49,7 @@ class AutoAlpha(Ramp):
         self._step = None
         if several_processes():
             dist.all_reduce(added)
-        self._sums = self._sums.to(added) + added
+        self._sums = self._sums.to(added, non_blocking=True) + added
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "learnt": torch.cat((self._mean[None].to(self._sums), self._sums))}

@@ -1,10 +1,10 @@
 """What every method of teaching a model can do."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from pskd.linear_head import LinearHead, Output, Part, reduce_over_parts
 from pskd.memory.base import Memory
 from pskd.methods.card import Card
 from pskd.methods.clock import Clock
-from pskd.settings import described, nearest
+from pskd.settings import check_arguments, described, nearest
 from pskd.targets import Reduction, Targets
 from pskd.tensors import to_device
 
@@ -42,11 +42,13 @@ class Loss(NamedTuple):
     parts: dict[str, Tensor]
 
 
+@dataclass(eq=False, repr=False)
 class Method(ABC):
     """A loss with a memory of its own. It never runs the student, samples data or trains a teacher.
 
     What it has to be given beside output and targets stands in ``needs``: names of ``NEEDS``, or names of its own. One
-    that knows how far the training is has a ``clock``, one that remembers predictions a ``memory``.
+    with a field ``epochs`` knows by its ``clock`` how far the training is, one with a field ``memory`` remembers
+    predictions. Fields are its settings.
 
     Args:
         reduction: "mean", "sum" or "none", as in ``F.cross_entropy``.
@@ -58,36 +60,34 @@ class Method(ABC):
 
     name: ClassVar[str]
     card: ClassVar[Card] = Card()  # what the command line wants to know of it
-    needs: frozenset[str] = frozenset()
+    needs = frozenset[str]()
     takes_heads: ClassVar[bool] = False  # works part by part on a LinearHead
     takes_weight: ClassVar[bool] = False  # takes ``weight`` and ``reduction``
-    reduction: Reduction = "mean"
-    weight: Tensor | None = None
-    clock: Clock | None = None
-    memory: Memory | None = None
-    checks: ValueChecks  # what it has found wrong with values, and not yet said
+    clock: Any = field(init=False, default=None)  # a Clock, where there are epochs
+    memory: Any = field(init=False, default=None)  # a Memory, where predictions are remembered
 
-    def __init__(
-        self,
-        epochs: int | None = None,
-        memory: Memory | None = None,
-        *,
-        reduction: Reduction = "mean",
-        weight: ClassWeight = None,
-    ) -> None:
-        check_reduction(reduction)
-        if not self.takes_weight and (reduction != "mean" or weight is not None):
+    reduction: Reduction = field(default="mean", kw_only=True)
+    weight: ClassWeight = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        settings, self.checks = vars(self), ValueChecks()
+        check_arguments(type(self).__init__, settings)
+        check_reduction(self.reduction)
+        if not self.takes_weight and (self.reduction != "mean" or self.weight is not None):
             raise PskdError(f"{type(self).__name__} takes neither reduction nor weight: it is a mean over all classes")
-        self.reduction, self.weight = reduction, _checked_weight(weight)
-        if epochs is not None:
-            self.epochs, self.clock = epochs, Clock(epochs, owner=type(self).__name__)
-        if memory is not None:
-            self.memory, self.needs = memory, self.needs | {memory.needs}
+        self.weight = _checked_weight(self.weight)
+        if (epochs := settings.get("epochs")) is not None:
+            self.clock = Clock(epochs, owner=type(self).__name__)
+        if type(self).__dataclass_fields__["memory"].init:
+            memory = settings["memory"]
+            if not isinstance(memory, Memory):
+                raise PskdError(f"memory must be a pskd.PredictionBank or a pskd.Snapshot, got {type(memory).__name__}")
+            self.needs = self.needs | {memory.needs}
 
-    def __new__(cls, *args: Any, **settings: Any) -> Self:
-        made = super().__new__(cls)
-        made.checks = ValueChecks()  # a method of a user's own need not call our constructor
-        return made
+    @cached_property
+    def checks(self) -> ValueChecks:
+        """Wrong values that were found and not yet raised. A method of a user's own need not call our constructor."""
+        return ValueChecks()
 
     def __repr__(self) -> str:
         return described(self)
@@ -114,7 +114,7 @@ class Method(ABC):
         """Begin the 0-based ``epoch``, which ends the one before; the first is 0, or follows a loaded state."""
         if self.clock is None:
             return
-        self.clock.check_epoch(epoch)
+        epoch = self.clock.check_epoch(epoch)
         self.settle()
         self.begin(epoch, again=epoch == self.clock.last)
         if self.memory is not None:
@@ -133,7 +133,7 @@ class Method(ABC):
         """The current epoch, from 0."""
         if self.clock is None:
             raise PskdError(f"{type(self).__name__} knows of no epochs")
-        return self.clock.now
+        return int(self.clock.now)
 
     def batch_loss(
         self,
@@ -157,7 +157,8 @@ class Method(ABC):
         if self.checks.pending:
             self.checks.settle()
         logits = output.logits() if isinstance(output, LinearHead) else output
-        return door(logits, targets, distilled, weight=self.weight_at(logits.device), checks=self.checks)
+        weight = None if self.weight is None else self.weight_at(logits.device)
+        return door(logits, targets, distilled, weight=weight, checks=self.checks)
 
     def reduced(self, batch: Batch, terms: Terms, share: Tensor | None = None) -> Loss:
         """The sum of a loss's terms (n), reduced, and each of them without gradient.
@@ -197,12 +198,13 @@ class Method(ABC):
 
     def weight_at(self, device: torch.device) -> Tensor | None:
         """The class weights on a device."""
-        if self.weight is not None and self.weight.device != device:
+        if isinstance(self.weight, Tensor) and self.weight.device != device:
             self.weight = to_device(self.weight, device)
+        assert self.weight is None or isinstance(self.weight, Tensor)
         return self.weight
 
     def settle(self) -> None:
-        """Raise for wrong values that were found and not yet said; this waits for the device."""
+        """Raise for wrong values that were found and not yet raised; this waits for the device."""
         self.checks.settle()
         self.checks.settle_graphs()
 
@@ -234,16 +236,10 @@ class Method(ABC):
             if name in self.needs:
                 needed[name] = value
             elif name not in NEEDS:
-                taken = ("distilled", *sorted(self.needs))
-                own = f"{type(self).__name__} takes {', '.join(taken)}"
-                raise PskdError(f"{name}: unknown{nearest(name, taken)} ({own})")
+                known = ("distilled", *sorted(self.needs))
+                own = f"{type(self).__name__} takes {', '.join(known)}"
+                raise PskdError(f"{name}: unknown{nearest(name, known)} ({own})")
         return needed
-
-
-def require_memory(memory: Memory) -> Memory:
-    if not isinstance(memory, Memory):
-        raise PskdError(f"memory must be a pskd.PredictionBank or a pskd.Snapshot, got {type(memory).__name__}")
-    return memory
 
 
 def _checked_weight(weight: ClassWeight) -> Tensor | None:

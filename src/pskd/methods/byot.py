@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pskd.errors import PskdError
 from pskd.linear_head import Output
-from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.base import Loss, Method
 from pskd.methods.card import Card
 from pskd.methods.distilling import check_given, softened_divergence
-from pskd.names import methods
-from pskd.settings import NotNegative, Positive, Share, check_arguments
-from pskd.targets import Reduction, Targets
+from pskd.settings import NotNegative, Positive, Share
+from pskd.targets import Targets
 
 
-@methods.register("byot")
+@dataclass(eq=False, repr=False)
 class BYOT(Method):
     """``L = H(y, p) + sum_h ((1 - alpha) H(y, p_h) + alpha T^2 KL(p_T || p_hT) + beta |f_h - f|^2)`` over heads h.
 
@@ -50,18 +50,9 @@ class BYOT(Method):
     takes_weight = True
     needs = frozenset({"head_logits", "head_features"})
 
-    def __init__(
-        self,
-        temperature: Positive = 3.0,
-        alpha: Share = 0.1,
-        beta: NotNegative = 1.28e-4,
-        *,
-        reduction: Reduction = "mean",
-        weight: ClassWeight = None,
-    ) -> None:
-        check_arguments(BYOT.__init__, locals())
-        super().__init__(reduction=reduction, weight=weight)
-        self.temperature, self.alpha, self.beta = temperature, alpha, beta
+    temperature: Positive = 3.0
+    alpha: Share = 0.1
+    beta: NotNegative = 1.28e-4
 
     def loss(
         self,

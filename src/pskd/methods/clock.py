@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import operator
+from typing import Any, NoReturn, SupportsIndex
 
 from pskd.errors import PskdError
 
@@ -31,8 +32,15 @@ class Clock:
     def refuse(self) -> NoReturn:
         raise PskdError("start_epoch: call start_epoch(epoch) before the first batch of every epoch")
 
-    def check_epoch(self, epoch: int) -> None:
-        """Raise where the 0-based ``epoch`` cannot be next: the first is 0, or follows a state that was loaded."""
+    def check_epoch(self, epoch: SupportsIndex) -> int:
+        """The 0-based ``epoch`` as a number, if it can be next: the first is 0, or follows a state that was loaded.
+
+        A tensor that the caller counts in place, and numpy's numbers, must not get into a state.
+        """
+        try:
+            epoch = operator.index(epoch)
+        except TypeError as error:
+            raise PskdError(f"start_epoch: epoch must be a whole number, got {epoch!r}") from error
         before = self.last
         if epoch >= self.length:
             raise PskdError(
@@ -47,6 +55,7 @@ class Clock:
                 f"start_epoch({epoch}) cannot follow epoch {before}: go on with {before + 1}, or make a new"
                 f" {self.owner}"
             )
+        return epoch
 
     def check_step(self, step: int) -> None:
         if step < (self.last or 0):

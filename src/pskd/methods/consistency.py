@@ -10,22 +10,20 @@ from torch import Tensor
 from pskd.door import Batch, check_trains
 from pskd.linear_head import Output
 from pskd.memory.base import Memory
-from pskd.methods.base import ClassWeight, Loss, Method, require_memory
+from pskd.methods.base import Loss, Method
 from pskd.methods.distilling import likelihood, ramp_up, with_term
-from pskd.targets import Past, Reduction, Targets
+from pskd.targets import Past, Targets
 
 
 class Consistency(Method):
     """``L = H(y, p) + w_t * mean_j (p_j - q_j)^2``, q from the memory, ``w_t = lam * exp(-5 (1 - t / rampup)^2)``."""
 
     takes_weight = True
-    memory: Memory
 
-    def __init__(
-        self, epochs: int, lam: float, rampup: float, memory: Memory, reduction: Reduction, weight: ClassWeight
-    ) -> None:
-        super().__init__(epochs, require_memory(memory), reduction=reduction, weight=weight)
-        self.lam, self.rampup = lam, rampup
+    epochs: int
+    lam: float
+    rampup: float
+    memory: Memory
 
     @property
     def lam_t(self) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
@@ -9,15 +11,14 @@ from pskd.door import check_trains
 from pskd.errors import PskdError
 from pskd.linear_head import Output
 from pskd.memory.bank import PredictionBank
-from pskd.methods.base import ClassWeight, Loss, Method, require_memory
+from pskd.methods.base import Loss, Method
 from pskd.methods.card import Card
 from pskd.methods.distilling import likelihood, with_term
-from pskd.names import methods
-from pskd.settings import Count, NotNegative, check_arguments
-from pskd.targets import Reduction, Targets
+from pskd.settings import Count, NotNegative
+from pskd.targets import Targets
 
 
-@methods.register("crl")
+@dataclass(eq=False, repr=False)
 class CRL(Method):
     """``L = H(y, p) + lam * max(0, abs(c_i - c_j) - sign(c_i - c_j) * (k_i - k_j))``, j the next sample of the batch.
 
@@ -49,22 +50,15 @@ class CRL(Method):
         memory={"form": "dense", "k": 3, "dtype": "float32", "num_classes": 3, "max_age": None, "path": None},
     )
     takes_weight = True
-    memory: PredictionBank
 
-    def __init__(
-        self,
-        epochs: Count,
-        lam: NotNegative = 1.0,
-        *,
-        memory: PredictionBank,
-        reduction: Reduction = "mean",
-        weight: ClassWeight = None,
-    ) -> None:
-        check_arguments(CRL.__init__, locals())
-        super().__init__(epochs, require_memory(memory), reduction=reduction, weight=weight)
-        if memory.num_classes != 3:
-            raise PskdError(f"memory has {memory.num_classes} classes, but CRL counts in 3: PredictionBank(N, 3)")
-        self.lam = lam
+    epochs: Count
+    lam: NotNegative = 1.0
+    memory: PredictionBank = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory.num_classes != 3:
+            raise PskdError(f"memory has {self.memory.num_classes} classes, but CRL counts in 3: PredictionBank(N, 3)")
 
     def loss(
         self, output: Output, targets: Targets, *, index: Tensor | None = None, distilled: Tensor | None = None

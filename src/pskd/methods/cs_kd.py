@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,18 +11,17 @@ from torch import Tensor
 from pskd.door import Batch
 from pskd.errors import PskdError
 from pskd.linear_head import Output
-from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.base import Loss, Method
 from pskd.methods.card import Card
 from pskd.methods.distilling import check_given, softened_divergence, with_term
-from pskd.names import methods
 from pskd.random import uniform
-from pskd.settings import NotNegative, Positive, check_arguments
-from pskd.targets import Reduction, Targets
+from pskd.settings import NotNegative, Positive
+from pskd.targets import Targets
 
 TEMPERATURE = 4.0  # the paper's
 
 
-@methods.register("cs_kd")
+@dataclass(eq=False, repr=False)
 class CSKD(Method):
     """``L = H(y, p(x)) + lam * T^2 * KL(p_T(x') || p_T(x))``, x' another sample of x's class, p_T softened by T.
 
@@ -58,17 +58,8 @@ class CSKD(Method):
     takes_weight = True
     needs = frozenset({"partner_logits"})
 
-    def __init__(
-        self,
-        temperature: Positive = TEMPERATURE,
-        lam: NotNegative = 1.0,
-        *,
-        reduction: Reduction = "mean",
-        weight: ClassWeight = None,
-    ) -> None:
-        check_arguments(CSKD.__init__, locals())
-        super().__init__(reduction=reduction, weight=weight)
-        self.temperature, self.lam = temperature, lam
+    temperature: Positive = TEMPERATURE
+    lam: NotNegative = 1.0
 
     def loss(
         self,

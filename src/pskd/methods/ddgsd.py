@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from pskd.linear_head import Output
-from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.base import Loss, Method
 from pskd.methods.card import Card
 from pskd.methods.distilling import check_given, softened_divergence
-from pskd.names import methods
-from pskd.settings import NotNegative, Positive, check_arguments
-from pskd.targets import Reduction, Targets
+from pskd.settings import NotNegative, Positive
+from pskd.targets import Targets
 
 
-@methods.register("ddgsd")
+@dataclass(eq=False, repr=False)
 class DDGSD(Method):
     """``L = (H(y, a) + H(y, b)) / 2 + lam * T^2 * (KL(b_T || a_T) + KL(a_T || b_T))``, a and b of two views.
 
@@ -41,17 +42,8 @@ class DDGSD(Method):
     takes_weight = True
     needs = frozenset({"view_logits"})
 
-    def __init__(
-        self,
-        temperature: Positive = 3.0,
-        lam: NotNegative = 1.0,
-        *,
-        reduction: Reduction = "mean",
-        weight: ClassWeight = None,
-    ) -> None:
-        check_arguments(DDGSD.__init__, locals())
-        super().__init__(reduction=reduction, weight=weight)
-        self.temperature, self.lam = temperature, lam
+    temperature: Positive = 3.0
+    lam: NotNegative = 1.0
 
     def loss(
         self,

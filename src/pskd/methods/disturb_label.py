@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from pskd.errors import PskdError
 from pskd.linear_head import LinearHead, Output
-from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.base import Loss, Method
 from pskd.methods.card import Card
-from pskd.names import methods
 from pskd.random import uniform
-from pskd.settings import Count, Share, check_arguments
-from pskd.targets import IGNORE_INDEX, Reduction, Targets
+from pskd.settings import Count, Share
+from pskd.targets import IGNORE_INDEX, Targets
+from pskd.tensors import to_device
 
 
-@methods.register("disturb_label")
+@dataclass(eq=False, repr=False)
 class DisturbLabel(Method):
     """``L = H(y', p)``; with probability ``rate`` y' is drawn from all K classes alike, else it is the label y.
 
@@ -38,21 +39,12 @@ class DisturbLabel(Method):
 
     name = "disturb_label"
     card = Card("DisturbLabel")
-    needs = frozenset({"index"})
     takes_weight = True
+    needs = frozenset({"index"})
 
-    def __init__(
-        self,
-        epochs: Count,
-        rate: Share = 0.1,
-        *,
-        seed: int = 0,
-        reduction: Reduction = "mean",
-        weight: ClassWeight = None,
-    ) -> None:
-        check_arguments(DisturbLabel.__init__, locals())
-        super().__init__(epochs, reduction=reduction, weight=weight)
-        self.rate, self.seed = rate, seed
+    epochs: Count
+    rate: Share = 0.1
+    seed: int = field(default=0, kw_only=True)
 
     def loss(
         self, output: Output, targets: Targets, *, index: Tensor | None = None, distilled: Tensor | None = None
@@ -73,7 +65,7 @@ class DisturbLabel(Method):
         self, labels: Tensor, index: Tensor, logits: Tensor, epoch: int, distilled: Tensor | None, which: int = 0
     ) -> Tensor:
         """The labels (B, d1, ...) of this epoch; none becomes a masked class."""
-        index = index.to(labels.device)
+        index = to_device(index, labels.device)
         numbers = uniform(
             index.flatten(), seed=self.seed, epoch=epoch, stream=f"disturbed label {which}", draws=2
         ).view(*index.shape, 2)

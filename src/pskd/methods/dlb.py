@@ -1,7 +1,8 @@
-"""Self-distillation from the last mini-batch: the model agrees with what it said one step ago, of another view."""
+"""Self-distillation from the last mini-batch: the model agrees with its prediction one step ago, of another view."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,12 +14,12 @@ from pskd.linear_head import LinearHead, Output
 from pskd.methods.base import Loss, Method
 from pskd.methods.card import Card
 from pskd.methods.distilling import softened_divergence
-from pskd.names import methods
-from pskd.settings import Count, NotNegative, Positive, check_arguments
+from pskd.settings import Count, NotNegative, Positive
 from pskd.targets import Targets
+from pskd.tensors import to_device
 
 
-@methods.register("dlb")
+@dataclass(eq=False, repr=False)
 class DLB(Method):
     """``L = H(y, p)`` over this batch and the last one again, plus ``alpha * T^2 * KL(last_T || again_T)``.
 
@@ -47,13 +48,15 @@ class DLB(Method):
     """
 
     name = "dlb"
-    card = Card("DLB", shares_mix=True)
+    card = Card("DLB", shares_mix=True, not_settings=("reduction", "weight"))
     needs = frozenset({"view", "last_logits"})
 
-    def __init__(self, epochs: Count, temperature: Positive = 3.0, alpha: NotNegative = 1.0) -> None:
-        check_arguments(DLB.__init__, locals())
-        super().__init__(epochs)
-        self.temperature, self.alpha = temperature, alpha
+    epochs: Count
+    temperature: Positive = 3.0
+    alpha: NotNegative = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._last: dict[str, Tensor] = {}  # view, logits and labels
 
     @property
@@ -87,7 +90,7 @@ class DLB(Method):
             last = self._last_batch(last_logits, logits.device)
             share = torch.ones_like(last.log_p[:, 0]) if last.share is None else last.share
             total, count = total + last.cross_entropy(last.target).sum(), count + share.sum()
-            before = last.flat(self._last["logits"].to(logits.device))
+            before = last.flat(to_device(self._last["logits"], logits.device))
             divergence = share * softened_divergence(last.logits, before, self.temperature, last.masked)
             distillation = self.alpha * self.temperature**2 * divergence.sum() / share.sum().clamp_min(1)
         self._keep(batch, logits.detach(), targets, view.detach(), distilled)
@@ -106,7 +109,7 @@ class DLB(Method):
                 f"last_logits has shape {tuple(again.shape)}, but the last batch has {tuple(before.shape)}: run the"
                 " model on method.last_view"
             )
-        return door(again, labels.to(device), checks=self.checks)
+        return door(again, to_device(labels, device), checks=self.checks)
 
     def _keep(self, batch: Batch, logits: Tensor, targets: Targets, view: Tensor, distilled: Tensor | None) -> None:
         labels = targets if batch.labels is not None else None if batch.own_labels is None else targets[0]

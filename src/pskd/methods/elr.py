@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from torch import Tensor
@@ -9,17 +10,16 @@ from torch import Tensor
 from pskd.door import check_trains
 from pskd.linear_head import Output
 from pskd.memory.bank import PredictionBank
-from pskd.methods.base import ClassWeight, Loss, Method, require_memory
+from pskd.methods.base import Loss, Method
 from pskd.methods.card import Card
 from pskd.methods.distilling import likelihood, unbiased_momentum, with_term
-from pskd.names import methods
-from pskd.settings import Count, NotNegative, Range, check_arguments
-from pskd.targets import Reduction, Targets
+from pskd.settings import Count, NotNegative, Range
+from pskd.targets import Targets
 
 LEAST = 1e-4  # the authors' code keeps probabilities in [1e-4, 1 - 1e-4]
 
 
-@methods.register("elr")
+@dataclass(eq=False, repr=False)
 class ELR(Method):
     """``L = H(y, p) + lam * log(1 - <t, p>)``, ``t <- beta * t + (1 - beta) * p``; t starts as 0.
 
@@ -34,11 +34,12 @@ class ELR(Method):
         - CIFAR-100: beta 0.9, lambda 7.
         - Clothing1M, WebVision (with their ELR+): beta 0.7, lambda 3.
 
-    As in that code, p in both places is kept in [1e-4, 1 - 1e-4]. A bank's rows have a mass of 1, so the row is
+    As in that code, p in both places is kept in [1e-4, 1 - 1e-4]. A bank's records have a mass of 1, so the record is
     ``t / (1 - beta^n)`` in the nth epoch, the mean without the zeros that t starts from.
-    Where ``distilled`` is false, only ``H(y, p)`` counts, and the row stays; n counts those epochs, too.
+    Where ``distilled`` is false, only ``H(y, p)`` counts, and the record stays; n counts those epochs, too.
 
-    Cost: one row per sample, no forward pass. Use it where labels are wrong; look at lambda first, where they are not.
+    Cost: one record per sample, no forward pass. Use it where labels are wrong; where they are right,
+    look at lambda first.
 
     Reference: Liu, Niles-Weed, Razavian, Fernandez-Granda: Early-Learning Regularization Prevents Memorization of Noisy
     Labels, NeurIPS 2020.
@@ -47,21 +48,11 @@ class ELR(Method):
     name = "elr"
     card = Card("ELR", shares_mix=True, memory={"max_age": None})
     takes_weight = True
-    memory: PredictionBank
 
-    def __init__(
-        self,
-        epochs: Count,
-        beta: Annotated[float, Range(ge=0, lt=1)] = 0.7,
-        lam: NotNegative = 3.0,
-        *,
-        memory: PredictionBank,
-        reduction: Reduction = "mean",
-        weight: ClassWeight = None,
-    ) -> None:
-        check_arguments(ELR.__init__, locals())
-        super().__init__(epochs, require_memory(memory), reduction=reduction, weight=weight)
-        self.beta, self.lam = beta, lam
+    epochs: Count
+    beta: Annotated[float, Range(ge=0, lt=1)] = 0.7
+    lam: NotNegative = 3.0
+    memory: PredictionBank = field(kw_only=True)
 
     def loss(
         self, output: Output, targets: Targets, *, index: Tensor | None = None, distilled: Tensor | None = None

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from pskd.fused import weighted
 from pskd.linear_head import Output
-from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.base import Loss, Method
 from pskd.methods.card import Card
-from pskd.names import methods
-from pskd.settings import NotNegative, check_arguments
-from pskd.targets import Reduction, Targets
+from pskd.settings import NotNegative
+from pskd.targets import Targets, weighted
 from pskd.tensors import accumulation_dtype
 
 
-@methods.register("focal")
+@dataclass(eq=False, repr=False)
 class Focal(Method):
     """``L = (1 - p_y)^gamma * H(y, p)``; of a mixed or soft label each class has its own factor.
 
@@ -34,10 +34,7 @@ class Focal(Method):
     card = Card("focal loss")
     takes_weight = True
 
-    def __init__(self, gamma: NotNegative = 2.0, *, reduction: Reduction = "mean", weight: ClassWeight = None) -> None:
-        check_arguments(Focal.__init__, locals())
-        super().__init__(reduction=reduction, weight=weight)
-        self.gamma = gamma
+    gamma: NotNegative = 2.0
 
     def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None) -> Loss:
         batch = self.door(output, targets, distilled)

@@ -7,11 +7,9 @@ from torch import Tensor
 from pskd.linear_head import Output
 from pskd.methods.base import Loss, Method
 from pskd.methods.card import Card
-from pskd.names import methods
 from pskd.targets import Targets
 
 
-@methods.register("hard")
 class Hard(Method):
     """``L = H(y, p)``: the baseline of every table.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from torch import Tensor
@@ -9,14 +10,13 @@ from torch import Tensor
 from pskd.door import Batch
 from pskd.errors import PskdError
 from pskd.linear_head import Output
-from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.base import Loss, Method
 from pskd.methods.card import Card
-from pskd.names import methods
-from pskd.settings import Range, check_arguments
-from pskd.targets import Reduction, Targets
+from pskd.settings import Range
+from pskd.targets import Targets
 
 
-@methods.register("label_smoothing")
+@dataclass(eq=False, repr=False)
 class LabelSmoothing(Method):
     """``L = H((1 - epsilon) * y + epsilon / K, p)``: a teacher that finds all K classes equally likely.
 
@@ -38,17 +38,8 @@ class LabelSmoothing(Method):
     card = Card("label smoothing")
     takes_heads = takes_weight = True
 
-    def __init__(
-        self,
-        epsilon: Annotated[float, Range(ge=0, lt=1)] = 0.1,
-        others_only: bool = False,
-        *,
-        reduction: Reduction = "mean",
-        weight: ClassWeight = None,
-    ) -> None:
-        check_arguments(LabelSmoothing.__init__, locals())
-        super().__init__(reduction=reduction, weight=weight)
-        self.epsilon, self.others_only = epsilon, others_only
+    epsilon: Annotated[float, Range(ge=0, lt=1)] = 0.1
+    others_only: bool = False
 
     def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None) -> Loss:
         def terms(batch: Batch) -> dict[str, Tensor]:

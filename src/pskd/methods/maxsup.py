@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from pskd.linear_head import Output
-from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.base import Loss, Method
 from pskd.methods.card import Card
 from pskd.methods.distilling import with_term
-from pskd.names import methods
-from pskd.settings import Count, NotNegative, check_arguments
-from pskd.targets import Reduction, Targets
+from pskd.settings import Count, NotNegative
+from pskd.targets import Targets
 from pskd.tensors import accumulation_dtype
 
 
-@methods.register("maxsup")
+@dataclass(eq=False, repr=False)
 class MaxSup(Method):
     """``L = H(y, p) + alpha_t * (max_j z_j - mean_j z_j)``, alpha_t growing linearly from ``alpha`` to ``last``.
 
@@ -37,18 +37,9 @@ class MaxSup(Method):
     card = Card("MaxSup", logs=("alpha_t",))
     takes_weight = True
 
-    def __init__(
-        self,
-        epochs: Count,
-        alpha: NotNegative = 0.1,
-        last: NotNegative = 0.2,
-        *,
-        reduction: Reduction = "mean",
-        weight: ClassWeight = None,
-    ) -> None:
-        check_arguments(MaxSup.__init__, locals())
-        super().__init__(epochs, reduction=reduction, weight=weight)
-        self.alpha, self.last = alpha, last
+    epochs: Count
+    alpha: NotNegative = 0.1
+    last: NotNegative = 0.2
 
     @property
     def alpha_t(self) -> float:

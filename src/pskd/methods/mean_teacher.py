@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from pskd.memory.snapshot import Snapshot
-from pskd.methods.base import ClassWeight
 from pskd.methods.card import Card
 from pskd.methods.consistency import Consistency
-from pskd.names import methods
-from pskd.settings import Count, NotNegative, Share, check_arguments
-from pskd.targets import Reduction
+from pskd.settings import Count, NotNegative, Share
 
 
-@methods.register("mean_teacher")
+@dataclass(eq=False, repr=False)
 class MeanTeacher(Consistency):
     """``L = H(y, p) + w_t * mean_j (p_j - q_j)^2``; q is predicted by the exponential mean of the model's weights.
 
@@ -35,15 +34,7 @@ class MeanTeacher(Consistency):
     name = "mean_teacher"
     card = Card("mean teacher", logs=("lam_t",), defaults={"ema": 0.99})
 
-    def __init__(
-        self,
-        epochs: Count,
-        lam: NotNegative = 100.0,
-        rampup: Share = 5 / 300,
-        *,
-        memory: Snapshot,
-        reduction: Reduction = "mean",
-        weight: ClassWeight = None,
-    ) -> None:
-        check_arguments(MeanTeacher.__init__, locals())
-        super().__init__(epochs, lam, rampup, memory, reduction, weight)
+    epochs: Count
+    lam: NotNegative = 100.0
+    rampup: Share = 5 / 300
+    memory: Snapshot = field(kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,15 +12,14 @@ from torch import Tensor
 from pskd.door import Batch, check_trains
 from pskd.errors import PskdError
 from pskd.linear_head import Output
-from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.base import Loss, Method
 from pskd.methods.card import Card
-from pskd.names import methods
-from pskd.settings import Count, Share, check_arguments
-from pskd.targets import Past, Reduction, Targets, soften
+from pskd.settings import Count, Share
+from pskd.targets import Past, Targets, soften
 from pskd.tensors import several_processes
 
 
-@methods.register("ols")
+@dataclass(eq=False, repr=False)
 class OLS(Method):
     """``L = H((1 - alpha) * y + alpha * S_y, p)``; S_c is the mean p of class c's samples in the epoch before.
 
@@ -34,7 +34,7 @@ class OLS(Method):
     Of a mixed pair or a soft label, S is mixed as its classes are, and only samples that are known to be plain
     (``distilled``) enter the means. Where ``distilled`` is false, the label alone counts.
 
-    Cost: one K x K matrix, no row per sample and no forward pass; several processes add up their sums in every step.
+    Cost: one K x K matrix, no record per sample and no forward pass; several processes add up their sums in every step.
     Use it instead of label smoothing where some classes are alike.
 
     Reference: Zhang, Jiang, Hou, Wei, Han, Li, Cheng: Delving Deep into Label Smoothing, IEEE TIP 2021.
@@ -44,20 +44,15 @@ class OLS(Method):
     card = Card("OLS", shares_mix=True)
     takes_weight = True
 
-    def __init__(
-        self,
-        epochs: Count,
-        num_classes: Count,
-        alpha: Share = 0.5,
-        *,
-        reduction: Reduction = "mean",
-        weight: ClassWeight = None,
-    ) -> None:
-        check_arguments(OLS.__init__, locals())
-        super().__init__(epochs, reduction=reduction, weight=weight)
-        self.num_classes, self.alpha = num_classes, alpha
-        self._sums = torch.zeros(num_classes, num_classes + 1)  # of this epoch: predictions, and how many there were
-        self._labels = torch.full((num_classes, num_classes), 1 / num_classes)
+    epochs: Count
+    num_classes: Count
+    alpha: Share = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = self.num_classes
+        self._sums = torch.zeros(count, count + 1)  # of this epoch: predictions, and how many there were
+        self._labels = torch.full((count, count), 1 / count)
 
     def begin(self, epoch: int, *, again: bool) -> None:
         if again:
@@ -73,25 +68,25 @@ class OLS(Method):
         batch = self.door(output, targets, distilled)
         if batch.logits.shape[1] != self.num_classes:
             raise PskdError(f"logits have {batch.logits.shape[1]} classes, but OLS was made for {self.num_classes}")
-        q = soften(batch.target, Past(self._soft_labels(batch), known=batch.taken), self.alpha)
+        q = soften(batch.target, Past(self._soft_labels(batch), known=batch.valid), self.alpha)
         losses = batch.cross_entropy(q)
         self._learn(batch)
         return self.reduced(batch, {"smoothed_cross_entropy": losses})
 
     def _soft_labels(self, batch: Batch) -> Tensor:
         """S_y of every position, (n, K)."""
-        self._labels = self._labels.to(batch.log_p)
+        self._labels = self._labels.to(batch.log_p, non_blocking=True)
         return self._labels[batch.labels] if batch.labels is not None else batch.target.probabilities() @ self._labels
 
     def _learn(self, batch: Batch) -> None:
         """Add the predictions that are right to the sums of their classes."""
-        self._sums = self._sums.to(batch.log_p)
+        self._sums = self._sums.to(batch.log_p, non_blocking=True)
         several = several_processes()
         added = torch.zeros_like(self._sums) if several else self._sums
         labels, p = batch.own_labels, batch.log_p.exp()
         if labels is not None:
             right = (p.argmax(1) == labels) & p.isfinite().all(1)
-            right = right if batch.taken is None else right & batch.taken
+            right = right if batch.valid is None else right & batch.valid
             p = torch.cat((p, torch.ones_like(p[:, :1])), 1)
             added.index_add_(0, labels, torch.where(right[:, None], p, 0))
         if several:

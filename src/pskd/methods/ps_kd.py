@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor
@@ -12,15 +13,14 @@ from pskd.errors import PskdError
 from pskd.linear_head import LinearHead, Output
 from pskd.memory.base import Memory
 from pskd.methods.auto_alpha import AutoAlpha
-from pskd.methods.base import ClassWeight, Loss, Method, require_memory
+from pskd.methods.base import Loss, Method
 from pskd.methods.card import Card
 from pskd.methods.clock import Clock
 from pskd.methods.cs_kd import partner_term
 from pskd.methods.ramp import Ramp
-from pskd.names import methods
 from pskd.schedules import SCHEDULES, Schedule, ScheduleName
-from pskd.settings import Count, NotNegative, Share, check_arguments
-from pskd.targets import Past, Reduction, Targets, soften
+from pskd.settings import Count, NotNegative, Share
+from pskd.targets import Past, Targets, soften
 
 SHORT, MUCH = 30, 0.5  # in fewer epochs, alphas from here on cost accuracy (results/when-it-helps)
 
@@ -34,7 +34,7 @@ def _advise(method: PSKD) -> str | None:
     )
 
 
-@methods.register("ps_kd")
+@dataclass(eq=False, repr=False)
 class PSKD(Method):
     """``L_t = H((1 - alpha_t) * y + alpha_t * P_(t-1), P_t)`` with ``alpha_t = alpha * schedule(t / epochs)``.
 
@@ -65,40 +65,34 @@ class PSKD(Method):
     name = "ps_kd"
     card = Card("PS-KD", shares_mix=True, logs=("alpha_t",), not_settings=("steps",), advise=_advise)
     takes_heads = takes_weight = True
-    memory: Memory
-    clock: Clock
-    epochs: int | None = None  # type: ignore[assignment]  # with steps there are none
     # Is shown logits (n, K), targets, past predictions and alpha of every batch that has a past.
-    watch: Callable[[Tensor, Targets, Past, Tensor], None] | None = None
+    watch: Callable[[Tensor, Targets, Past, Tensor], None] | None = field(init=False, default=None)
 
-    def __init__(
-        self,
-        epochs: Count | None = None,
-        alpha: Share | Literal["auto"] = 0.8,
-        schedule: ScheduleName | Schedule = "linear",
-        *,
-        memory: Memory,
-        partners: NotNegative = 0.0,
-        steps: Count | None = None,
-        reduction: Reduction = "mean",
-        weight: ClassWeight = None,
-    ) -> None:
-        check_arguments(PSKD.__init__, locals())
-        if (epochs is None) == (steps is None):
-            raise PskdError(f"epochs={epochs}, steps={steps}: give one of the two, the length of the training")
-        super().__init__(epochs, require_memory(memory), reduction=reduction, weight=weight)
-        self.steps, self.alpha, self.partners = steps, alpha, partners
-        self.schedule = SCHEDULES[schedule] if isinstance(schedule, str) else schedule
-        if steps is not None:
-            self.clock = Clock(steps, "step", "PSKD")
-        length, unit, device = self.clock.length, self.clock.unit, memory.device
-        if alpha == "auto":
-            self._ramp: Ramp = AutoAlpha(self.schedule, length, unit, device)
+    epochs: Count | None = None
+    alpha: Share | Literal["auto"] = 0.8
+    schedule: ScheduleName | Schedule = "linear"
+    memory: Memory = field(kw_only=True)
+    partners: NotNegative = field(default=0.0, kw_only=True)
+    steps: Count | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise PskdError(
+                f"epochs={self.epochs}, steps={self.steps}: give one of the two, the length of the training"
+            )
+        super().__post_init__()
+        if self.steps is not None:
+            self.clock = Clock(self.steps, "step", "PSKD")
+        schedule = SCHEDULES[self.schedule] if isinstance(self.schedule, str) else self.schedule
+        length, unit, device = self.clock.length, self.clock.unit, self.memory.device
+        self.schedule = schedule
+        if self.alpha == "auto":
+            self._ramp: Ramp = AutoAlpha(schedule, length, unit, device)
         else:
-            self._ramp = Ramp(alpha, self.schedule, length, unit, device)
-        self._counts_itself = steps is not None  # whether a call is a step
+            self._ramp = Ramp(self.alpha, schedule, length, unit, device)
+        self._counts_itself = self.steps is not None  # whether a call is a step
         self._has_past = False
-        if partners:
+        if self.partners:
             self.needs |= {"partner_logits"}
 
     def loss(
@@ -189,7 +183,7 @@ class PSKD(Method):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue in the epoch that was saved or after it: ``start_epoch`` takes either.
 
-        ``epochs`` or ``steps`` may be others than then; what that makes of alpha is said in a warning.
+        ``epochs`` or ``steps`` may differ from those of then; a warning tells how that changes alpha.
         """
         self._ramp.check_state(state)
         super().load_state_dict({**self._ramp.state_dict(), **state})  # an older version's says nothing of these

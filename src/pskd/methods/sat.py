@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
@@ -10,14 +11,13 @@ from torch import Tensor
 from pskd.door import check_trains
 from pskd.linear_head import Output
 from pskd.memory.bank import PredictionBank
-from pskd.methods.base import ClassWeight, Loss, Method, require_memory
+from pskd.methods.base import Loss, Method
 from pskd.methods.card import Card
-from pskd.names import methods
-from pskd.settings import Count, Range, Share, check_arguments
-from pskd.targets import Past, Reduction, Targets, soften
+from pskd.settings import Count, Range, Share
+from pskd.targets import Past, Targets, soften
 
 
-@methods.register("sat")
+@dataclass(eq=False, repr=False)
 class SAT(Method):
     """``L = sum_i w_i H(t_i, p_i) / sum_i w_i``, with ``t <- m * t + (1 - m) * p`` and ``w = max_j t_j``.
 
@@ -32,7 +32,7 @@ class SAT(Method):
     A bank of half precision rounds t once an epoch. With ``reduction`` "sum" and "none" a sample's loss is ``w_i H``.
     Where ``distilled`` is false, the label alone counts, with w = 1, and t stays.
 
-    Cost: one row per sample, no forward pass. Use it where labels are wrong: a model's own mean outvotes them.
+    Cost: one record per sample, no forward pass. Use it where labels are wrong: a model's own mean outvotes them.
 
     Reference: Huang, Zhang, Zhang: Self-Adaptive Training: beyond Empirical Risk Minimization, NeurIPS 2020.
     """
@@ -40,21 +40,11 @@ class SAT(Method):
     name = "sat"
     card = Card("SAT", shares_mix=True, memory={"max_age": None})
     takes_weight = True
-    memory: PredictionBank
 
-    def __init__(
-        self,
-        epochs: Count,
-        momentum: Annotated[float, Range(ge=0, lt=1)] = 0.9,
-        warmup: Share = 0.3,
-        *,
-        memory: PredictionBank,
-        reduction: Reduction = "mean",
-        weight: ClassWeight = None,
-    ) -> None:
-        check_arguments(SAT.__init__, locals())
-        super().__init__(epochs, require_memory(memory), reduction=reduction, weight=weight)
-        self.momentum, self.warmup = momentum, warmup
+    epochs: Count
+    momentum: Annotated[float, Range(ge=0, lt=1)] = 0.9
+    warmup: Share = 0.3
+    memory: PredictionBank = field(kw_only=True)
 
     def loss(
         self, output: Output, targets: Targets, *, index: Tensor | None = None, distilled: Tensor | None = None
@@ -67,7 +57,7 @@ class SAT(Method):
         past = self.memory.read(key, batch)
         before = past.averaged_with(batch.target.probabilities(), 1.0)  # the label, where there is none
         t = torch.lerp(before, batch.log_p.exp(), 1 - self.momentum)
-        sure = t.amax(1) if batch.taken is None else torch.where(batch.taken, t.amax(1), 1.0)
-        losses = sure * batch.cross_entropy(soften(batch.target, Past(t, known=batch.taken), 1.0))
+        sure = t.amax(1) if batch.valid is None else torch.where(batch.valid, t.amax(1), 1.0)
+        losses = sure * batch.cross_entropy(soften(batch.target, Past(t, known=batch.valid), 1.0))
         self.memory.write(key, batch, t.log(), past)
         return self.reduced(batch, {"soft_cross_entropy": losses}, sure if batch.share is None else sure * batch.share)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from torch import Tensor
 
 from pskd.door import Batch
 from pskd.memory.bank import PredictionBank
-from pskd.methods.base import ClassWeight
 from pskd.methods.card import Card
 from pskd.methods.consistency import Consistency
 from pskd.methods.distilling import unbiased_momentum
-from pskd.names import methods
-from pskd.settings import Count, NotNegative, Range, Share, check_arguments
-from pskd.targets import Past, Reduction
+from pskd.settings import Count, NotNegative, Range, Share
+from pskd.targets import Past
 
 
-@methods.register("temporal_ensembling")
+@dataclass(eq=False, repr=False)
 class TemporalEnsembling(Consistency):
     """``L = H(y, p) + w_t * mean_j (p_j - q_j)^2``; q is the mean of the sample's predictions in the epochs before.
 
@@ -33,7 +32,7 @@ class TemporalEnsembling(Consistency):
 
     In the first epoch there is no mean, and only ``H(y, p)`` counts, as it does where ``distilled`` is false.
 
-    Cost: one row per sample, no forward pass. Use it where the label shall keep its full weight.
+    Cost: one record per sample, no forward pass. Use it where the label shall keep its full weight.
 
     Reference: Laine, Aila: Temporal Ensembling for Semi-Supervised Learning, ICLR 2017.
     """
@@ -41,20 +40,11 @@ class TemporalEnsembling(Consistency):
     name = "temporal_ensembling"
     card = Card("temporal ensembling", shares_mix=True, logs=("lam_t",), memory={"max_age": None})
 
-    def __init__(
-        self,
-        epochs: Count,
-        momentum: Annotated[float, Range(ge=0, lt=1)] = 0.6,
-        lam: NotNegative = 100.0,
-        rampup: Share = 80 / 300,
-        *,
-        memory: PredictionBank,
-        reduction: Reduction = "mean",
-        weight: ClassWeight = None,
-    ) -> None:
-        check_arguments(TemporalEnsembling.__init__, locals())
-        super().__init__(epochs, lam, rampup, memory, reduction, weight)
-        self.momentum = momentum
+    epochs: Count
+    momentum: Annotated[float, Range(ge=0, lt=1)] = 0.6
+    lam: NotNegative = 100.0
+    rampup: Share = 80 / 300
+    memory: PredictionBank = field(kw_only=True)
 
     def recorded(self, batch: Batch, past: Past | None) -> Tensor:
         momentum = unbiased_momentum(self.momentum, self.epoch + 1)

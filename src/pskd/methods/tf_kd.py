@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from torch import Tensor
@@ -10,19 +11,18 @@ from torch import Tensor
 from pskd.door import Batch
 from pskd.errors import PskdError
 from pskd.linear_head import Output
-from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.base import Loss, Method
 from pskd.methods.card import Card
 from pskd.methods.distilling import check_given, softened_divergence
-from pskd.names import methods
-from pskd.settings import Positive, Range, Share, check_arguments
-from pskd.targets import Reduction, Targets
+from pskd.settings import Positive, Range, Share
+from pskd.targets import Targets
 
 # Variant, whether released -> temperature, alpha and a: of self, those of most models in the paper's tables; of reg,
 # the authors' for ResNet-18 on CIFAR-100, and of its published equation, those of PS-KD's paper on ImageNet.
 DEFAULTS = {("self", False): (20.0, 0.95, 0.99), ("reg", True): (20.0, 0.1, 0.99), ("reg", False): (40.0, 0.1, 0.95)}
 
 
-@methods.register("tf_kd")
+@dataclass(eq=False, repr=False)
 class TFKD(Method):
     """``L = (1 - alpha) * H(y, p) + alpha * multiplier * D``, with the divergence D from a teacher.
 
@@ -73,29 +73,22 @@ class TFKD(Method):
     card = Card("TF-KD", takes_run=True)
     takes_weight = True
 
-    def __init__(
-        self,
-        variant: Literal["self", "reg"] = "self",
-        temperature: Positive | None = None,
-        alpha: Share | None = None,
-        *,
-        multiplier: Positive = 1.0,
-        a: Annotated[float | None, Range(gt=0, lt=1)] = None,
-        released: bool | None = None,
-        reduction: Reduction = "mean",
-        weight: ClassWeight = None,
-    ) -> None:
-        check_arguments(TFKD.__init__, locals())
-        super().__init__(reduction=reduction, weight=weight)
-        if released and variant != "reg":
-            raise PskdError(f"released=True belongs to variant='reg'; with {variant!r} set multiplier instead")
-        self.variant, self.multiplier = variant, multiplier
-        self.released = variant == "reg" if released is None else released
-        usual_temperature, usual_alpha, usual_a = DEFAULTS[variant, self.released]
-        self.temperature = usual_temperature if temperature is None else temperature
-        self.alpha = usual_alpha if alpha is None else alpha
-        self.a = usual_a if a is None else a
-        self.needs = frozenset({"teacher_logits"} if variant == "self" else ())
+    variant: Literal["self", "reg"] = "self"
+    temperature: Positive | None = None
+    alpha: Share | None = None
+    multiplier: Positive = field(default=1.0, kw_only=True)
+    a: Annotated[float | None, Range(gt=0, lt=1)] = field(default=None, kw_only=True)
+    released: bool | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.released and self.variant != "reg":
+            raise PskdError(f"released=True belongs to variant='reg'; with {self.variant!r} set multiplier instead")
+        self.released = self.variant == "reg" if self.released is None else self.released
+        given, usual = (self.temperature, self.alpha, self.a), DEFAULTS[self.variant, self.released]
+        temperature, alpha, a = (default if own is None else own for own, default in zip(given, usual, strict=True))
+        self._constants = self.temperature, self.alpha, self.a = temperature, alpha, a
+        self.needs = frozenset({"teacher_logits"} if self.variant == "self" else ())
 
     def loss(
         self,
@@ -105,35 +98,28 @@ class TFKD(Method):
         teacher_logits: Tensor | None = None,
         distilled: Tensor | None = None,
     ) -> Loss:
-        batch = self.door(output, targets, distilled)
-        alpha = batch.where_distilled(self.alpha)
+        batch, (temperature, alpha, _) = self.door(output, targets, distilled), self._constants
+        share = batch.where_distilled(alpha)
         if self.variant == "self":
             given = check_given("teacher_logits", teacher_logits, batch, "the teacher's for the same images")
-            divergence = softened_divergence(batch.logits, given, self.temperature)
-            divergence = self.temperature**2 * (
-                divergence if batch.label_weight is None else batch.label_weight * divergence
-            )
+            divergence = temperature**2 * softened_divergence(batch.logits, given, temperature)
+            divergence = divergence if batch.label_weight is None else batch.label_weight * divergence
         else:
             divergence = self._hand_made_divergence(batch)
-        return self.reduced(
-            batch,
-            {
-                "cross_entropy": (1 - alpha) * batch.cross_entropy(batch.target),
-                "distillation": alpha * self.multiplier * divergence,
-            },
-        )
+        labelled = (1 - share) * batch.cross_entropy(batch.target)
+        return self.reduced(batch, {"cross_entropy": labelled, "distillation": share * self.multiplier * divergence})
 
     def _hand_made_divergence(self, batch: Batch) -> Tensor:
         """``KL(teacher_T || p_T)``, or released ``KL(teacher_T || p)``, of each label times its portion and weight."""
-        others = batch.logits.shape[1] - 1
-        if not self.a * (others + 1) > 1:
-            raise PskdError(f"a must lie in (1/K, 1), here K = {others + 1}, got {self.a}")
+        others, (temperature, _, a) = batch.logits.shape[1] - 1, self._constants
+        if not a * (others + 1) > 1:
+            raise PskdError(f"a must lie in (1/K, 1), here K = {others + 1}, got {a}")
         if self.released:
             student = batch
-            gap = (self.a - (1 - self.a) / others) / self.temperature
+            gap = (a - (1 - a) / others) / temperature
         else:
-            student = batch.of_logits(batch.logits.to(batch.log_p.dtype) / self.temperature)
-            gap = math.log(self.a * others / (1 - self.a)) / self.temperature
+            student = batch.of_logits(batch.logits.to(batch.log_p.dtype) / temperature)
+            gap = math.log(a * others / (1 - a)) / temperature
         # The teacher is a softmax of logits with `gap` at the label and 0 elsewhere, which is a smoothed label.
         at_label = 1 / (1 + others * math.exp(-gap))
         elsewhere = at_label * math.exp(-gap)

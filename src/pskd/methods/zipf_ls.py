@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pskd.errors import PskdError
 from pskd.linear_head import Output
-from pskd.methods.base import ClassWeight, Loss, Method
+from pskd.methods.base import Loss, Method
 from pskd.methods.card import Card
 from pskd.methods.distilling import with_term
-from pskd.names import methods
-from pskd.settings import NotNegative, check_arguments
-from pskd.targets import Reduction, Targets
+from pskd.settings import NotNegative
+from pskd.targets import Targets
 from pskd.tensors import accumulation_dtype
 
 
-@methods.register("zipf_ls")
+@dataclass(eq=False, repr=False)
 class ZipfLS(Method):
     """``L = H(y, p) + lam * KL(zipf || p without y)``; zipf gives the class of rank r, by its logit, ``(1/r) / sum``.
 
@@ -43,10 +43,7 @@ class ZipfLS(Method):
     card = Card("Zipf label smoothing")
     takes_weight = True
 
-    def __init__(self, lam: NotNegative = 0.1, *, reduction: Reduction = "mean", weight: ClassWeight = None) -> None:
-        check_arguments(ZipfLS.__init__, locals())
-        super().__init__(reduction=reduction, weight=weight)
-        self.lam = lam
+    lam: NotNegative = 0.1
 
     def loss(self, output: Output, targets: Targets, *, distilled: Tensor | None = None) -> Loss:
         batch = self.door(output, targets, distilled)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pskd.errors import PskdError, installed_by
+from pskd.errors import PskdError, installed_by, printable
 from pskd.workbench.train.progress import print_if_slow
 
 __all__ = ["export", "load", "train"]
@@ -23,8 +23,6 @@ _NEEDED = (
     *("tokenizers", "torchvision", "transformers"),
 )
 
-LOADING = "loading libraries ..."
-
 
 def need_workbench(what: str = "this command") -> None:
     """Refuse to go on without the libraries of the workbench."""
@@ -32,38 +30,45 @@ def need_workbench(what: str = "this command") -> None:
         raise PskdError(f"{what} needs {', '.join(missing)}: {installed_by('workbench')}")
 
 
-def train(*words: str, out: str | os.PathLike[str] | None = None, resume: bool = False) -> Run:
+def train(
+    *words: str, out: str | os.PathLike[str] | None = None, resume: bool = False, allow_code: bool = False
+) -> Run:
     """Train a model and evaluate it, as `pskd train` does; progress is printed.
 
     Args:
         *words: a recipe or the name of a YAML file, and settings: ``pskd.train("digits", "method=ps_kd", "epochs=3")``.
         out: the run folder, by default runs/RECIPE-METHOD-SEED.
-        resume: go on where the run in ``out`` was stopped; a finished one is returned as it is.
+        resume: continue the run in ``out`` where it was stopped; a finished one is returned as it is.
+        allow_code: import code that the folder of a resumed run names; only for folders you trust.
     """
-    need_workbench("pskd.train")
-    with print_if_slow(LOADING):
+    need_workbench("pskd train")
+    with print_if_slow("loading libraries ..."):
         config, changes = settings(words, resume=resume)
         from pskd.workbench.train.loop import train as run
         from pskd.workbench.use.run import Run
 
-    if config is None and out is None:
-        raise PskdError("resume=True needs out: the folder of the run to go on with")
-    folder = default_folder(config) if config is not None and out is None else Path(out or "")
-    run(config, folder, resume=resume, changes=changes)
-    return Run(folder)
+    if config is not None:
+        folder = f"{config.recipe}-{config.method.name}-{config.train.seed}".replace("/", "-")
+        out = Path("runs", folder) if out is None else out
+        if config.scale == "laptop":
+            print(printable("\n  ".join(["scale=laptop changes", *_laptop_changes(words, config)])), flush=True)
+    if out is None:
+        raise PskdError("which run? name its folder: pskd train --resume --out FOLDER")
+    run(config, Path(out), resume=resume, allow_code=allow_code, changes=changes)
+    return Run(out)
 
 
 def load(
     run: str | os.PathLike[str], *, best: bool = False, device: str | None = None, allow_code: bool = False
 ) -> Predictor:
-    """A finished run's model, ready to be used: call it on an image, an array or a text, or on a list of them.
+    """A finished run's model, ready to use: call it on an image, an array or a text, or on a list of them.
 
-    ``.model`` is the plain ``nn.Module``, ``.classes`` are its classes, and ``.preprocess`` makes its input.
+    ``.model`` is the plain ``nn.Module``, ``.classes`` are its classes, ``.preprocess`` makes its input.
 
     Args:
         run: a run folder, or one that `pskd export --format hub` wrote.
         best: the weights of the best epoch by the validation split instead of the last one's.
-        device: by default that of the run if it is here, else the CPU.
+        device: by default the run's own if it is here, else the CPU.
         allow_code: import code that the folder names; only for folders you trust.
     """
     need_workbench("pskd.load")
@@ -87,8 +92,8 @@ def export(
     Args:
         run: its folder.
         form: "onnx", "pt2" (torch.export), or "hub": a folder to publish.
-        out: the file or folder, which must not be there yet.
-        calibrated: fold the temperature in, which `pskd calibrate` found.
+        out: the file or folder, which must not exist yet.
+        calibrated: divide the logits by the temperature that `pskd calibrate` measured.
         preprocessing: take uint8 images (N, H, W, C) instead of normalised float32 (N, C, H, W).
     """
     need_workbench("pskd.export")
@@ -96,21 +101,20 @@ def export(
     from pskd.workbench.runs import weights
     from pskd.workbench.runs.folder import RunFolder
     from pskd.workbench.tasks.predictor import Predictor
-    from pskd.workbench.use.export import FORMATS, export_file
-    from pskd.workbench.use.hub import new_folder
+    from pskd.workbench.use.export import FORMATS, export_file, new_folder
 
     source, target = Path(run), Path(out)
     predictor = Predictor.from_run(source, best=best, device="cpu", allow_code=allow_code)
     if form in FORMATS:
         folder = RunFolder(source)
         config = folder.config(allow_code=allow_code) if folder.config_file.is_file() else None
-        model = predictor.deployed(config, calibrated=calibrated, preprocessing=preprocessing)
-        return export_file(model, form, target).text()
+        model = predictor.to_export(config, calibrated=calibrated, preprocessing=preprocessing)
+        return export_file(model, form, target)
     if form != "hub":
-        raise PskdError(f"--format {form} is not there; allowed are {', '.join(FORMATS)}, hub")
+        raise PskdError(f"--format {form} is unknown; allowed are {', '.join(FORMATS)}, hub")
     if calibrated or preprocessing:
         raise PskdError(
-            "--calibrated and --with-preprocessing are for onnx and pt2: a hub folder has its calibration beside"
+            "--calibrated and --with-preprocessing are for onnx and pt2: a hub folder has calibration.json instead"
         )
     with new_folder(target) as beside:
         predictor.save_for_hub(beside, weights.path_of(source, best=best))
@@ -119,9 +123,9 @@ def export(
 
 
 def settings(words: Sequence[str], *, resume: bool = False) -> tuple[Config | None, list[str]]:
-    """The configuration that a recipe's name and `key=value` words describe, and the latter.
+    """The configuration that a recipe's name and `key=value` words describe, and these words.
 
-    None without a recipe, where a run that is there is to go on.
+    Without a recipe it is None: then an existing run is to be resumed.
     """
     from pskd.workbench.config import resolve
     from pskd.workbench.recipes import read_recipe
@@ -138,6 +142,9 @@ def settings(words: Sequence[str], *, resume: bool = False) -> tuple[Config | No
     return resolve(read_recipe(names[0]), changes, name=Path(names[0]).stem if own_file else names[0]), changes
 
 
-def default_folder(config: Config) -> Path:
-    """Where a run goes that was given no folder."""
-    return Path("runs") / f"{config.recipe}-{config.method.name}-{config.train.seed}".replace("/", "-")
+def _laptop_changes(words: Sequence[str], config: Config) -> list[str]:
+    from pskd.workbench.config import differences
+
+    full, _ = settings([*words, "scale=full"])
+    assert full is not None
+    return differences(full, config)

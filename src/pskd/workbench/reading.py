@@ -1,4 +1,4 @@
-"""Files that others wrote: opened only if they are ordinary files, of a size that their kind can have."""
+"""Read files that others wrote: only ordinary files, and only of a size that such a file can have."""
 
 from __future__ import annotations
 
@@ -13,36 +13,34 @@ from typing import Any
 
 import numpy as np
 
-from pskd.errors import PskdError
+from pskd.errors import RECOVERABLE, PskdError, single_line
 from pskd.workbench.space import check_fits
 
-_KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def open_file(path: str | os.PathLike[str], most: int | None = None) -> io.BufferedReader:
-    """Open an ordinary file of at most ``most`` bytes; a pipe or a device, which may never end, is refused."""
-    shown = os.fspath(path)
+    """Open an ordinary file of at most ``most`` bytes. A pipe or a device, which may never end, is refused."""
+    name = os.fspath(path)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0))  # does not wait for a writer
     except OSError as error:
-        raise PskdError(f"{shown} cannot be read: {error.strerror}") from error
-    except ValueError:  # a NUL, or letters that no name can have
-        raise PskdError(f"{shown} cannot be read: this is no name of a file") from None
-    file = os.fdopen(handle, "rb") if not stat.S_ISDIR((found := os.fstat(handle)).st_mode) else None
-    kind = next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), None)
-    if file is None or kind is not None:
-        os.close(handle) if file is None else file.close()
-        raise PskdError(f"{shown} is {kind}, not a file")
-    if most is not None and found.st_size > most:
-        file.close()
-        raise PskdError(f"{shown} has {found.st_size:,} bytes, more than the {most:,} that such a file can have")
-    return file
+        raise PskdError(f"{name} cannot be read: {error.strerror}") from error
+    except ValueError:  # a NUL, or characters that no name can have
+        raise PskdError(f"{name} cannot be read: this is no name of a file") from None
+    status = os.fstat(handle)
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode))
+    if kind is None and (most is None or status.st_size <= most):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    if kind is not None:
+        raise PskdError(f"{name} is {kind}, not a file")
+    raise PskdError(f"{name} has {status.st_size:,} bytes, more than the {most:,} that such a file can have")
 
 
 def check_file(path: str | os.PathLike[str], most: int | None = None) -> None:
@@ -53,7 +51,7 @@ def check_file(path: str | os.PathLike[str], most: int | None = None) -> None:
 def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
     with open_file(path, most) as file:
         try:
-            return file.read(most + 1)  # a file of /proc says that it is empty
+            return file.read(most + 1)  # a file in /proc has size 0 whatever it holds
         except OSError as error:
             raise PskdError(f"{os.fspath(path)} cannot be read: {error.strerror}") from error
 
@@ -66,11 +64,10 @@ def read_text(path: str | os.PathLike[str], most: int) -> str:
 
 
 def read_json(path: Path, most: int) -> Any:
-    return parsed_json(read_text(path, most), path)
+    return parse_json(read_text(path, most), path)
 
 
-def parsed_json(text: str, path: str | os.PathLike[str]) -> Any:
-    """What JSON text of a file says."""
+def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -92,9 +89,6 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             raise
         except MemoryError:
             raise PskdError(f"{os.fspath(path)} holds an array that is larger than the memory") from None
-        except (*_TRIPPED, zipfile.BadZipFile, zlib.error) as error:
-            why = (str(error) or type(error).__name__).splitlines()[0]
+        except (OSError, EOFError, *RECOVERABLE, zipfile.BadZipFile, zlib.error) as error:
+            why = single_line(error) or type(error).__name__
             raise PskdError(f"{os.fspath(path)} is no .npz file of plain arrays ({why})") from error
-
-
-_TRIPPED = (OSError, ValueError, TypeError, LookupError, EOFError, AttributeError, ArithmeticError, RuntimeError)

@@ -1,1 +1,1 @@
-"""What training and finished runs show: hard examples, gradient rescaling, ensembles."""
+"""Observers of training: what may look on while a model is trained."""

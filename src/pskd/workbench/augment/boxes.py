@@ -19,10 +19,10 @@ class Resize:
     longest: int
 
     def __call__(self, image: Tensor, boxes: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """An image for evaluation; its boxes stay in the pixels of the image as it was."""
-        return self.resized(image), boxes
+        """An image for evaluation; its boxes still count the pixels of the image before."""
+        return self.scale_image(image), boxes
 
-    def resized(self, image: Tensor) -> Tensor:
+    def scale_image(self, image: Tensor) -> Tensor:
         """(C, H, W) uint8 as (C, H', W') uint8."""
         height, width = image.shape[1:]
         scale = min(self.shorter / min(height, width), self.longest / max(height, width))
@@ -53,11 +53,11 @@ class BoxAugment:
         if self.flip and mirrored < 0.5:
             x1, y1, x2, y2 = boxes.unbind(1)
             image, boxes = image.flip(2), torch.stack((width - x2, y1, width - x1, y2), 1)
-        resized = Resize(self.sizes[int(which * len(self.sizes))], self.longest).resized(image)
-        return resized, scaled(boxes, (height, width), resized.shape[1:])
+        resized = Resize(self.sizes[int(which * len(self.sizes))], self.longest).scale_image(image)
+        return resized, scale_boxes(boxes, (height, width), resized.shape[1:])
 
 
-def scaled(boxes: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
+def scale_boxes(boxes: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
     """Boxes (M, 4) of an image of the size (height, width) ``before`` in one of the size ``after``."""
     vertical, horizontal = after[0] / before[0], after[1] / before[1]
     return boxes * boxes.new_tensor((horizontal, vertical, horizontal, vertical))

@@ -1,12 +1,13 @@
 """Colour changes of whole batches: float32 (B, C, H, W) in 0..255, one set of numbers per image.
 
-Sums are taken over whole numbers and products and sums are separate operations, so that an image comes out the same to
-the bit in whatever batch it stands.
+Sums are taken over whole numbers, and products and sums are separate operations: an image comes out exactly the same
+in any batch.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,96 +27,65 @@ ALONE = 128 * 128  # pixels from which on an image is changed by itself on a CPU
 _ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 
 
-def jitter(images: Tensor, uniform: Tensor, strength: float, clamp: bool = True) -> Tensor:
+class Jitter:
     """Brightness, contrast and saturation, each by a factor in 1 - strength .. 1 + strength, in random order.
 
-    All three blend the image with something: black, its mean grey, its grey version.
+    All three blend the image with something: black, its mean grey, its grey version. A call **changes the images** of
+    one part of the batch, (B, C, H, W) float32 in 0..255 with 3 channels or 1, and returns them.
 
     Args:
-        images: (B, C, H, W) float32 in 0..255, C = 3 or 1.
-        uniform: (B, 4) numbers in [0, 1): three factors and the order.
+        uniform: (B, 4) numbers in [0, 1): three factors and the order, for the whole batch.
         clamp: keep values in 0..255 after each change. CutMix's and the paper's code for ImageNet does not.
     """
-    return Jitter(uniform, strength, clamp)(images.clone())
-
-
-class Jitter:
-    """``jitter`` with the numbers of a batch, whose images come in parts; **changes these** and returns them."""
 
     def __init__(self, uniform: Tensor, strength: float, clamp: bool = True) -> None:
         self.clamp = clamp
-        self.factors = 1 + strength * (2 * uniform[:, :3] - 1)
-        self.orders = constant(_ORDERS, torch.int64, uniform.device)[(uniform[:, 3] * len(_ORDERS)).long()]
-        self._lists: list[list[tuple[int, float, float]]] | None = None
+        self._orders = constant(_ORDERS, torch.int64, uniform.device)[(uniform[:, 3] * len(_ORDERS)).long()]
+        self._factors = (1 + strength * (2 * uniform[:, :3] - 1)).gather(1, self._orders)
         self._spare = uniform.new_empty(0)
 
     def __call__(self, images: Tensor, part: slice = slice(None)) -> Tensor:
         if images.device.type == "cpu" and images[0, 0].numel() >= ALONE:
-            for image, changes in zip(images, self._changes()[part], strict=True):
+            for image, changes in zip(images, self._changes[part], strict=True):
                 self._change_one(image, changes)
         else:
-            self._change(images, self.factors[part], self.orders[part])
+            for change, factor in zip(self._orders[part].unbind(1), self._factors[part].unbind(1), strict=True):
+                self._change(images, change[:, None, None, None], factor[:, None, None, None])
         return images
 
-    def _change(self, images: Tensor, factors: Tensor, orders: Tensor) -> None:
-        for change in orders.unbind(1):
-            factor = factors.gather(1, change[:, None])[:, :, None, None]
-            other = _blended_with(images, change)
-            more = None if other is None else other * (1 - factor)  # before the images change, as `other` may be these
-            images *= factor
-            if more is not None:
-                images += more
-            if self.clamp:
-                images.clamp_(0, 255)
+    def _change(self, images: Tensor, change: Tensor, factor: Tensor) -> None:
+        grey = _grey(images, *images.new_empty(2, len(images), 1, *images.shape[2:]))
+        other = (change == CONTRAST) * _mean(grey.round()) + (change == SATURATION) * grey
+        images.mul_(factor).add_(other * (1 - factor))
+        if self.clamp:
+            images.clamp_(0, 255)
 
+    @cached_property
     def _changes(self) -> list[list[tuple[int, float, float]]]:
         """For each image its changes in their order: which, its factor, and 1 - factor as a float32 has it."""
-        if self._lists is None:
-            ordered = self.factors.gather(1, self.orders)
-            all_of_them = zip(self.orders.tolist(), ordered.tolist(), (1 - ordered).tolist(), strict=True)
-            self._lists = [list(zip(*one, strict=True)) for one in all_of_them]
-        return self._lists
+        columns = (self._orders.tolist(), self._factors.tolist(), (1 - self._factors).tolist())
+        return [list(zip(*image, strict=True)) for image in zip(*columns, strict=True)]
 
     def _change_one(self, image: Tensor, changes: list[tuple[int, float, float]]) -> None:
         """As `_change`, in the same steps, with numbers instead of tensors and in memory that is used again.
 
         On a large image, which fills a processor's cache, this takes half the time.
         """
-        if self._spare.shape[1:] != image.shape[1:]:
-            self._spare = image.new_empty(2, *image.shape[1:])
+        if self._spare.shape[3:] != image.shape[1:]:
+            self._spare = image.new_empty(2, 1, 1, *image.shape[1:])
         grey, spare = self._spare
         for change, factor, rest in changes:
             if change != BRIGHTNESS:
-                _grey(image[None], grey[None, None], spare)
+                _grey(image[None], grey, spare)
             if change == CONTRAST:
-                more = float(_mean(torch.round(grey, out=spare)[None, None]) * rest)
-            elif change == SATURATION:
-                grey *= rest
+                more = float(_mean(torch.round(grey, out=spare)) * rest)
             image *= factor
             if change == CONTRAST:
                 image += more
             elif change == SATURATION:
-                image += grey
+                image += grey[0].mul_(rest)
             if self.clamp:
                 image.clamp_(0, 255)
-
-
-def _blended_with(images: Tensor, change: Tensor) -> Tensor | None:
-    """What a change (B) of each image blends it with: black, its mean grey, its grey version.
-
-    None: all with black. Which changes there are is not asked of an accelerator, which would have to be waited for.
-    """
-    found = set(change.tolist()) if images.device.type == "cpu" else {BRIGHTNESS, CONTRAST, SATURATION}
-    if found == {BRIGHTNESS}:
-        return None
-    grey = _grey(images)
-    if found == {SATURATION}:
-        return grey
-    mean = _mean(grey.round())
-    if found == {CONTRAST}:
-        return mean
-    change = change[:, None, None, None]
-    return (change == CONTRAST) * mean + (change == SATURATION) * grey
 
 
 def _mean(whole: Tensor) -> Tensor:
@@ -126,16 +96,15 @@ def _mean(whole: Tensor) -> Tensor:
     return rows.sum(dim=(1, 2), dtype=torch.int64)[:, None, None, None] / whole[0].numel()
 
 
-def _grey(images: Tensor, out: Tensor | None = None, spare: Tensor | None = None) -> Tensor:
-    """(B, 1, H, W): luma by the weights of ITU-R BT.601; to ``out``, with memory of B planes to ``spare``."""
+def _grey(images: Tensor, out: Tensor, spare: Tensor) -> Tensor:
+    """Luma by the weights of ITU-R BT.601, written to ``out``, with the help of ``spare``; both are (B, 1, H, W)."""
     if images.shape[1] == 1:
-        return images if out is None else out.copy_(images)
-    red, green, blue = images.unbind(1)
-    grey = torch.mul(red, 0.299, out=None if out is None else out[:, 0])
-    more = torch.mul(green, 0.587, out=None if spare is None else spare.view_as(green))
-    grey += more
-    grey += torch.mul(blue, 0.114, out=more)
-    return grey[:, None]
+        return out.copy_(images)
+    red, green, blue = images.chunk(3, 1)
+    torch.mul(red, 0.299, out=out)
+    out += torch.mul(green, 0.587, out=spare)
+    out += torch.mul(blue, 0.114, out=spare)
+    return out
 
 
 def lighting(images: Tensor, uniform: Tensor, strength: float) -> Tensor:

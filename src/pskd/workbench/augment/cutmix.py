@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pskd.random import shuffled, uniform
-from pskd.workbench.augment.mixing import band, box, check_batch, check_parameter, symmetric_beta
+from pskd.workbench.augment.mixup import symmetric_beta
+from pskd.workbench.augment.regions import around, inside
 
 
-def cutmix(
-    images: Tensor,
-    labels: Tensor,
-    index: Tensor,
-    *,
-    seed: int,
-    epoch: int,
-    beta: float = 1.0,
-    exact: bool = True,
-    apply: Tensor | None = None,
-) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """Paste a box of another image of the batch into each image; **changes ``images``**.
+def cutmix(images: Tensor, partner: Tensor, uniform: Tensor, beta: float, exact: bool, apply: Tensor) -> Tensor:
+    """Paste a box of its partner into each image; **changes ``images``**.
 
     A box has sides ``int(side * sqrt(1 - lam))``, ``lam ~ Beta(beta, beta)``, its centre lies on any pixel with equal
     probability, and what is outside the image is clipped. Without ``exact`` an odd side loses a pixel: the authors'
@@ -29,35 +19,25 @@ def cutmix(
     independent of how the batches are cut.
 
     Args:
-        images: (B, C, H, W), normalised, in any memory format.
-        labels: (B) class indices.
-        index: (B) int64, the samples' numbers in their data set.
+        images, partner, apply: as those of ``mixup``.
+        uniform: (B, 3) numbers in [0, 1): lam and the centre.
         beta: of the Beta distribution; 1 (the paper's) makes all areas equally likely.
         exact: keep odd sides; of 32 pixels 0.310 of an image is pasted on average, and else 0.299.
-        apply: (B) bool, which images get a box; None means all. Any image of the batch may be the partner.
 
     Returns:
-        The images and the labels as a pair ``(a, b, lam)``: the image's own class, the partner's, and the part (B) of
-        the pixels that is the image's own, exactly; 1 for images without a box.
+        The part (B) of the pixels that is the image's own, exactly; 1 for images without a box.
 
     Reference: Yun, Han, Oh, Chun, Choe, Yoo: CutMix: Regularization Strategy to Train Strong Classifiers with
     Localizable Features, ICCV 2019.
     """
-    check_batch(images, index, apply, labels)
-    check_parameter("beta", beta)
     height, width = images.shape[2:]
-    index = index.to(images.device)
-    order = shuffled(index, seed=seed, epoch=epoch, stream="mixing partner")
-    share, y, x = uniform(index, seed=seed, epoch=epoch, stream="cutmix", draws=3).unbind(1)
+    share, y, x = uniform.unbind(1)
     # lam > 0, so a box never fills the image; float32 rounds the smallest to 0.
     side = (1 - symmetric_beta(share, beta)).sqrt().clamp_max(1 - 2**-24)
     tall, wide = (height * side).long(), (width * side).long()
     if not exact:
         tall, wide = tall - tall % 2, wide - wide % 2
-    rows, columns = band(y, tall, height), band(x, wide, width)
-    if apply is not None:
-        rows &= apply.to(images.device)[:, None]
-    view, inside = box(images, rows, columns)
-    view.lerp_(view.index_select(0, order), inside)
-    lam = (height * width - rows.sum(1) * columns.sum(1)) / (height * width)
-    return images, (labels, labels[order.to(labels.device)], lam)
+    rows, columns = around(y, tall, height) & apply[:, None], around(x, wide, width)
+    view, ones = inside(images, rows, columns)
+    view.lerp_(view.index_select(0, partner), ones)
+    return (height * width - rows.sum(1) * columns.sum(1)) / (height * width)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from pskd.random import uniform
 from pskd.workbench.augment.geometry import ATTEMPTS, random_boxes
-from pskd.workbench.augment.mixing import box
+from pskd.workbench.augment.regions import between, blank
 
 AREA, RATIO = (0.02, 1 / 3), (0.3, 10 / 3)  # of the authors
 
 
 def erase(images: Tensor, index: Tensor, *, seed: int, epoch: int, probability: float) -> Tensor:
-    """Set a box of each image, with this probability, to 0, the mean colour; **changes ``images``** and returns it.
+    """Blank a box of each image, with this probability; **changes ``images``** and returns it.
 
     Args:
         images: (B, C, H, W), normalised.
@@ -24,13 +23,5 @@ def erase(images: Tensor, index: Tensor, *, seed: int, epoch: int, probability: 
     height, width = images.shape[2:]
     numbers = uniform(index, seed=seed, epoch=epoch, stream="erase", draws=2 * ATTEMPTS + 3)
     top, left, tall, wide = random_boxes(numbers[:, 1:], height, width, AREA, RATIO).unbind(1)
-    rows = _between(top, tall, height) & (numbers[:, :1] < probability)
-    view, inside = box(images, rows, _between(left, wide, width))
-    view.addcmul_(view, inside, value=-1)
-    return images
-
-
-def _between(start: Tensor, length: Tensor, size: int) -> Tensor:
-    """True (B, size) from ``start`` (B) on for ``length`` (B) places."""
-    place = torch.arange(size, device=start.device)
-    return (place >= start[:, None]) & (place < (start + length)[:, None])
+    rows = between(top, tall, height) & (numbers[:, :1] < probability)
+    return blank(images, rows, between(left, wide, width))

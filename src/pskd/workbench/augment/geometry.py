@@ -63,45 +63,34 @@ def random_boxes(
     Returns:
         (B, 4) int64: top, left, height, width.
     """
-    tries, place = uniform[:, :-2].view(-1, ATTEMPTS, 2), uniform[:, -2:]
-    height, width = _of_each(height, uniform.device), _of_each(width, uniform.device)
-    area = (height * width)[:, None] * (areas[0] + (areas[1] - areas[0]) * tries[..., 0])
+    tries, place, sides = uniform[:, :-2].view(-1, ATTEMPTS, 2), uniform[:, -2:], _sides(height, width, uniform.device)
+    area = sides.prod(1)[:, None] * (areas[0] + (areas[1] - areas[0]) * tries[..., 0])
     low, high = (math.log(ratio) for ratio in ratios)
     ratio = torch.exp(low + (high - low) * tries[..., 1])
-    heights, widths = (area / ratio).sqrt().round().long(), (area * ratio).sqrt().round().long()  # (B, ATTEMPTS)
+    sizes = torch.stack((area / ratio, area * ratio), dim=2).sqrt().round().long()  # (B, ATTEMPTS, 2)
 
-    fits = (heights > 0) & (heights <= height[:, None]) & (widths > 0) & (widths <= width[:, None])
-    found, first = fits.any(dim=1), fits.int().argmax(dim=1, keepdim=True)
-    largest_height, largest_width = _largest_within_ratio(height, width)
-    box_height = torch.where(found, heights.gather(1, first).squeeze(1), largest_height)
-    box_width = torch.where(found, widths.gather(1, first).squeeze(1), largest_width)
-    free_rows, free_columns = height - box_height, width - box_width
-    top = torch.where(found, (place[:, 0] * (free_rows + 1)).long(), free_rows // 2)
-    left = torch.where(found, (place[:, 1] * (free_columns + 1)).long(), free_columns // 2)
-    return torch.stack((top, left, box_height, box_width), dim=1)
+    fits = ((sizes > 0) & (sizes <= sides[:, None])).all(dim=2)
+    some_fit, first = fits.any(dim=1, keepdim=True), fits.int().argmax(dim=1)
+    fitting = sizes[torch.arange(len(sizes), device=sizes.device), first]
+    by_ratio = torch.stack((sides[:, 1].double() / RATIO[0], sides[:, 0].double() * RATIO[1]), dim=1).round().long()
+    size = torch.where(some_fit, fitting, torch.minimum(sides, by_ratio))
+    free = sides - size
+    start = torch.where(some_fit, (place * (free + 1)).long(), free // 2)
+    return torch.cat((start, size), dim=1)
 
 
 def shifted_boxes(uniform: Tensor, height: int | Tensor, width: int | Tensor) -> Tensor:
     """Boxes of ``PART`` of either side, anywhere inside an image; arguments and result are those of `random_boxes`."""
-    sides = torch.stack((_of_each(height, uniform.device), _of_each(width, uniform.device)), dim=1)
-    size = _rounded(PART * sides.double()).expand(len(uniform), 2)
+    sides = _sides(height, width, uniform.device)
+    size = (PART * sides.double()).round().long().expand(len(uniform), 2)
     return torch.cat(((uniform[:, -2:] * (sides - size + 1)).long(), size), dim=1)
 
 
-def _of_each(side: int | Tensor, device: torch.device) -> Tensor:
-    return side if isinstance(side, Tensor) else constant((side,), torch.int64, device)
-
-
-def _rounded(number: Tensor) -> Tensor:
-    return number.round().long()
-
-
-def _largest_within_ratio(height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
-    low, high = width < height.double() * RATIO[0], width > height.double() * RATIO[1]
-    return (
-        torch.where(low, _rounded(width.double() / RATIO[0]), height),
-        torch.where(high, _rounded(height.double() * RATIO[1]), width),
-    )
+def _sides(height: int | Tensor, width: int | Tensor, device: torch.device) -> Tensor:
+    """Height and width: (B, 2) of each image, or (1, 2) of all."""
+    if isinstance(height, Tensor) and isinstance(width, Tensor):
+        return torch.stack((height, width), dim=1)
+    return constant(((height, width),), torch.int64, device)
 
 
 def resized_crop(images: Tensor, boxes: Tensor) -> Tensor:
@@ -116,8 +105,7 @@ def resized_crop(images: Tensor, boxes: Tensor) -> Tensor:
     """
     height, width = images.shape[2:]
     top, left, box_height, box_width = boxes.unbind(1)
-    y = _positions(top, box_height, height)
-    x = _positions(left, box_width, width)
+    y, x = _positions(top, box_height, height), _positions(left, box_width, width)
     grid = torch.stack((x[:, None, :].expand(-1, height, -1), y[:, :, None].expand(-1, -1, width)), dim=-1)
     return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
 

@@ -1,16 +1,18 @@
-"""One of the mixes, with the rule for who is mixed and who is distilled."""
+"""Cutout, CutMix or Mixup of a batch: which samples are mixed, and which are distilled."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from pskd.random import shuffled, uniform
 from pskd.targets import Targets
 from pskd.workbench.augment.cutmix import cutmix
 from pskd.workbench.augment.cutout import cutout
-from pskd.workbench.augment.mixing import half, whole_batch
 from pskd.workbench.augment.mixup import mixup
 
 
@@ -27,8 +29,8 @@ class Mix:
     """Cutout, CutMix or Mixup of a batch.
 
     Args:
-        name: "none", "cutout", "cutmix", "mixup", or "mixup_cutmix": either of the two, by turns at random.
-        shares: the method takes half of the samples plain and leaves the other half to the mix (PS-KD, CS-KD).
+        name: "none", "cutout", "cutmix", "mixup", or "mixup_cutmix": for each batch one of the two at random.
+        shares: a random half of the samples is mixed, and the method distils the other half (PS-KD, CS-KD).
         hole: side of Cutout's square in pixels.
         beta: of CutMix's and Mixup's Beta distribution.
         probability: of mixing a batch, where the method does not share; None is 0.5 for CutMix, 1 for the others.
@@ -43,33 +45,42 @@ class Mix:
     box: str = "exact"
 
     def __call__(self, images: Tensor, labels: Tensor, index: Tensor, *, seed: int, epoch: int) -> Mixed:
-        """Mix normalised ``images`` (B, C, H, W) **in place**; labels and index are (B)."""
+        """Mix normalised ``images`` (B, C, H, W) **in place**; labels and index are (B) on the images' device."""
         if self.name == "none":
             return Mixed(images, labels, None)
-        distilled = None
-        if self.shares:
-            apply = half(index, seed=seed, epoch=epoch)
-            distilled = ~apply
-        else:
-            usual = 0.5 if self.name == "cutmix" else 1.0
-            probability = usual if self.probability is None else self.probability
-            apply = whole_batch(index, seed=seed, epoch=epoch, probability=probability)
+        apply = self._choose(index, seed, epoch)
+        distilled = ~apply if self.shares else None
+        numbers = partial(uniform, index, seed=seed, epoch=epoch)
         if self.name == "cutout":
-            return Mixed(cutout(images, index, seed=seed, epoch=epoch, hole=self.hole, apply=apply), labels, distilled)
+            images = cutout(images, numbers(stream="cutout", draws=2), self.hole, apply)
+            return Mixed(images, labels, distilled)
         pasted = blended = apply
         if self.name == "mixup_cutmix":
-            turn = whole_batch(index, seed=seed, epoch=epoch, probability=0.5, stream="which mix")
-            pasted, blended = apply & turn, apply & ~turn
-        pairs = []
+            is_cutmix = whole_batch(index, seed=seed, epoch=epoch, probability=0.5, stream="which mix")
+            pasted, blended = apply & is_cutmix, apply & ~is_cutmix
+        partner = shuffled(index, seed=seed, epoch=epoch, stream="mixing partner")
+        own = torch.ones(len(index), device=images.device)  # the share of an image's own class
         if "cutmix" in self.name:
-            exact = self.box == "exact"
-            images, pair = cutmix(
-                images, labels, index, seed=seed, epoch=epoch, beta=self.beta, exact=exact, apply=pasted
-            )
-            pairs.append(pair)
-        if "mixup" in self.name:
-            images, pair = mixup(images, labels, index, seed=seed, epoch=epoch, alpha=self.beta, apply=blended)
-            pairs.append(pair)
-        # Partners are the same ones, and of a batch one of the two shares is 1 everywhere.
-        own, other, share = pairs[0]
-        return Mixed(images, (own, other, share * pairs[-1][2] if len(pairs) > 1 else share), distilled)
+            own = cutmix(images, partner, numbers(stream="cutmix", draws=3), self.beta, self.box == "exact", pasted)
+        if "mixup" in self.name:  # for a batch of "mixup_cutmix" one of the two shares is 1
+            own = own * mixup(images, partner, numbers(stream="mixup").squeeze(1), self.beta, blended)
+        return Mixed(images, (labels, labels[partner], own), distilled)
+
+    def _choose(self, index: Tensor, seed: int, epoch: int) -> Tensor:
+        """True (B) for the samples that are mixed."""
+        if self.shares:
+            return half(index, seed=seed, epoch=epoch)
+        usual = 0.5 if self.name == "cutmix" else 1.0
+        probability = usual if self.probability is None else self.probability
+        return whole_batch(index, seed=seed, epoch=epoch, probability=probability)
+
+
+def half(index: Tensor, *, seed: int, epoch: int) -> Tensor:
+    """True (B) with probability 0.5, each sample by itself."""
+    return uniform(index, seed=seed, epoch=epoch, stream="half").squeeze(1) < 0.5
+
+
+def whole_batch(index: Tensor, *, seed: int, epoch: int, probability: float, stream: str = "whole batch") -> Tensor:
+    """All true or all false (B), true with this probability. CutMix's own rule: 0.5 on CIFAR, 1 on ImageNet."""
+    number = uniform(index[:1], seed=seed, epoch=epoch, stream=stream).squeeze(1)
+    return (number < probability).expand(len(index))

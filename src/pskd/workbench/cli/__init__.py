@@ -10,11 +10,11 @@ import typer
 
 from pskd import __version__
 from pskd.errors import PskdError
-from pskd.workbench.cli import export, predict, recipes, study, train, use  # noqa: F401  # their commands
+from pskd.workbench.cli import predict, recipes, study, train, use  # noqa: F401  # their commands
 from pskd.workbench.cli.ending import INTERRUPTED, exit_on_error, leave
 from pskd.workbench.cli.options import app, show
 
-# Some versions of typer bring their own click, others import it: this is the one in use.
+# Some versions of typer contain a copy of click, others import it: this is the one in use.
 _UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
@@ -26,18 +26,18 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 def main() -> NoReturn:
-    """Run a command; what a user can put right ends in one line and exit code 2."""
+    """Run a command; an error of the user ends in one line and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that does not know a letter
+            stream.reconfigure(errors="backslashreplace")  # for terminals that cannot show a letter
     if not sys.warnoptions:
-        warnings.simplefilter("ignore")  # of other libraries, to their callers
+        warnings.simplefilter("ignore")  # those of other libraries are meant for programmers
     try:
         with exit_on_error():
             _run()
-    except KeyboardInterrupt:  # the first one came while the command was ending by itself
+    except KeyboardInterrupt:  # it came while the command was ending by itself
         leave(INTERRUPTED, "stopped")
-    raise AssertionError  # a command has an end
+    raise AssertionError  # every command exits
 
 
 def _run() -> NoReturn:
@@ -52,6 +52,6 @@ def _run() -> NoReturn:
         raise PskdError(f"{error.format_message().removesuffix('.')} (see {command} --help)") from None
     except typer.Abort:
         raise KeyboardInterrupt from None
-    if code == INTERRUPTED:  # what typer makes of a Ctrl-C
+    if code == INTERRUPTED:  # typer returns it after a Ctrl-C
         raise KeyboardInterrupt
     sys.exit(code if isinstance(code, int) else 0)

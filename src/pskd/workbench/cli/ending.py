@@ -1,4 +1,4 @@
-"""How a command ends: whatever stops it, in one line on standard error and with an exit code."""
+"""How a command ends: in one line on standard error and with an exit code, whatever stops it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from pskd.errors import PskdError, single_line
-from pskd.workbench.runs.files import in_words
+from pskd.workbench.runs.files import explain
 
 WRONG, UNEXPECTED, INTERRUPTED = 2, 70, 130
 _PATIENCE = 3.0  # seconds after a Ctrl-C until another one ends the process at once
 
 
 class Interrupts:
-    """The first Ctrl-C raises KeyboardInterrupt. Those that follow it are heard only where it seems to be lost."""
+    """The first Ctrl-C raises KeyboardInterrupt. Later ones are ignored, until the first one seems to be lost."""
 
     def __init__(self) -> None:
         self.first: float | None = None
@@ -27,7 +27,7 @@ class Interrupts:
     def __call__(self, _number: int, _frame: Any) -> None:
         if self.first is None:
             self.first = time.monotonic()
-            sys.unraisablehook = lambda _: None  # where it comes up in a destructor, Python would show a traceback
+            sys.unraisablehook = lambda _: None  # if it is raised in a destructor, Python would show a traceback
             raise KeyboardInterrupt
         if time.monotonic() - self.first > _PATIENCE:
             os.write(2, b"pskd: stopped\n")
@@ -36,25 +36,37 @@ class Interrupts:
 
 @contextlib.contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Around a command: what ends it becomes a line and an exit code."""
+    """Run a command; what ends it becomes a line and an exit code."""
     interrupts = Interrupts()
-    with contextlib.suppress(ValueError):  # of a thread
+    with contextlib.suppress(ValueError):  # in a thread
         signal.signal(signal.SIGINT, interrupts)
     try:
         yield
     except SystemExit as stop:
-        leave(WRONG if stop.code == 1 else stop.code)  # 1 is the parser's word for a reader that has gone away
+        leave(WRONG if stop.code == 1 else stop.code)  # the parser exits with 1 when nobody reads its output
     except KeyboardInterrupt:
         leave(INTERRUPTED, "stopped")
     except BaseException as error:
         if interrupts.first is not None:
             leave(INTERRUPTED, "stopped")
-        leave(*_what(error))
+        leave(*_code_and_line(error))
+
+
+@contextlib.contextmanager
+def same_command_continues() -> Iterator[None]:
+    """Tell who presses Ctrl-C that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        leave(INTERRUPTED, "stopped; the same command continues")
 
 
 def leave(code: Any, line: str = "") -> NoReturn:
-    """Say a line, if there is one, and exit."""
-    _deaf()
+    """Print a line, if there is one, and exit."""
+    # Nothing interrupts us any more. What is only blocked here would still reach the threads of other libraries.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with contextlib.suppress(ValueError):  # in a thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     if line:
         with contextlib.suppress(OSError, ValueError):
             print(f"pskd: {line}", file=sys.stderr, flush=True)
@@ -62,37 +74,32 @@ def leave(code: Any, line: str = "") -> NoReturn:
     sys.exit(code)
 
 
-def _what(error: BaseException) -> tuple[int, str]:
-    """Exit code and line for an exception."""
+def _code_and_line(error: BaseException) -> tuple[int, str]:
+    text = single_line(error)
     if isinstance(error, PskdError):
-        return WRONG, single_line(error)
+        return WRONG, text
+    if isinstance(code := getattr(error, "exit_code", None), int):  # a training that can be resumed
+        return code, text
     if isinstance(error, BrokenPipeError):
-        return WRONG, ""  # whoever read our output has seen enough
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
-        return WRONG, f"there is not enough memory ({single_line(error) or 'of this machine'}): take smaller sizes"
+        return WRONG, ""  # nobody reads our output any more
+    if isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
+        return WRONG, f"there is not enough memory ({text or 'of this machine'}): take smaller sizes"
     if isinstance(error, OSError):
-        return WRONG, single_line(in_words(error))
+        return WRONG, single_line(explain(error))
     if isinstance(error, RecursionError):
-        return WRONG, "something that was read is nested too deeply"
+        return WRONG, "a file or setting is nested too deeply"
     if os.environ.get("PSKD_TRACEBACK"):
         traceback.print_exception(error)
     places = [frame for frame in traceback.extract_tb(error.__traceback__) if "pskd" in frame.filename]
     place = f" ({os.path.basename(places[-1].filename)}, line {places[-1].lineno})" if places else ""
     return UNEXPECTED, (
-        f"unexpected {type(error).__name__}: {single_line(error)}{place}: this is a mistake of pskd, please report it"
+        f"unexpected {type(error).__name__}: {text}{place}: this is a bug in pskd, please report it"
         " (PSKD_TRACEBACK=1 shows more)"
     )
 
 
-def _deaf() -> None:
-    """Nothing more can be interrupted: we are leaving. Other libraries' threads hear what is only blocked here."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    with contextlib.suppress(ValueError):  # of a thread
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def _flush() -> None:
-    """Write out what was printed; where that cannot be, nothing is left for Python to complain about at its end."""
+    """Write out what was printed; output that cannot be written is dropped, or Python would complain at its end."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

@@ -8,11 +8,11 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
 from pskd.errors import PskdError, single_line
 from pskd.workbench.api import need_workbench
@@ -21,7 +21,7 @@ from pskd.workbench.cli.options import AllowCode, Best, Json, RunPath, app, show
 if TYPE_CHECKING:
     from pskd.workbench.use import Answer
 
-MANY = 50  # answers for which a bar is shown
+MANY = 50  # files, from which on a bar is shown if the answers do not go to the terminal
 
 
 @app.command(
@@ -37,42 +37,31 @@ def predict(
     run: RunPath,
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="FILE|DIR...",
-            help="Images of any size and mode, and folders of them; or texts, translated line by line (- or nothing:"
-            " what is piped in).",
+            help="Images and folders of them; or texts, translated line by line (- or nothing: standard input).",
         ),
     ] = None,
-    top: Annotated[int | None, typer.Option(min=1, help="Classifiers: how many classes to show.  [default: 5]")] = None,
-    coverage: Annotated[
-        float | None,
-        typer.Option(help="Calibrated classifiers: a set that holds the true class with this probability."),
-    ] = None,
+    top: Annotated[int | None, Option(min=1, help="Classifiers: how many classes to show.  [default: 5]")] = None,
+    coverage: Annotated[float | None, Option(help="Calibrated: how often the shown classes hold the true one.")] = None,
     max_risk: Annotated[
-        float | None,
-        typer.Option(help="Calibrated runs: answer only where at most this share of the answers is wrong."),
+        float | None, Option(help="Calibrated: the most wrong answers, as a share of those given.")
     ] = None,
     min_score: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Detectors: the least score to show.  [default: 0.5]")
+        float | None, Option(min=0, max=1, help="Detectors: the lowest score.  [default: 0.5]")
     ] = None,
-    draw: Annotated[
-        Path | None, typer.Option(help="Detectors: the folder for drawings of the boxes.  [default: RUN/drawn]")
-    ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option(help="Translators: a sentence to translate; may be given several times.")
-    ] = None,
-    table: Annotated[Path | None, typer.Option("--csv", help="Write a table there instead of printing.")] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=0, help="Classifiers: processes that open images.  [default: up to 4 for many]")
-    ] = None,
+    draw: Annotated[Path | None, Option(help="Detectors: the folder for drawn boxes.  [default: RUN/drawn]")] = None,
+    text: Annotated[list[str] | None, Option(help="Translators: a sentence; can be repeated.")] = None,
+    table: Annotated[Path | None, Option("--csv", help="Write a table to this file instead of printing.")] = None,
+    workers: Annotated[int | None, Option(min=0, help="Processes that read images.  [default: up to 4]")] = None,
     best: Best = False,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Classify images, find the objects on them (as JSON, and drawn into PNG files), or translate text."""
     need_workbench()
-    from pskd.workbench.data.opening import with_folders
-    from pskd.workbench.use import predict as answers
+    from pskd.workbench.data.opening import list_images
+    from pskd.workbench.use import predict as predict_files
 
     for name, value in (("coverage", coverage), ("max-risk", max_risk)):
         if value is not None and not 0 < value < 1:
@@ -88,42 +77,42 @@ def predict(
     }
     if table is not None:
         _check_table(table)
-    files = with_folders(inputs or [])
-    found = answers(run, files, best=best, allow_code=allow_code, **options)
+    files = list_images(inputs or [])
+    answers: Iterable[Answer | PskdError] = predict_files(run, files, best=best, allow_code=allow_code, **options)
     if len(files) >= MANY and sys.stderr.isatty() and not (table is None and sys.stdout.isatty()):
-        found = _with_bar(found, len(files))  # where the answers themselves do not go to the terminal
+        answers = _with_bar(answers, len(files))
     broken = 0
     rows: list[dict[str, str]] = []
-    for item in found:
-        if isinstance(item, PskdError):
+    for answer in answers:
+        if isinstance(answer, PskdError):
             broken += 1
-            show(json.dumps({"error": str(item)}) if as_json else f"pskd: {single_line(item)}", error=not as_json)
+            show(json.dumps({"error": str(answer)}) if as_json else f"pskd: {single_line(answer)}", error=not as_json)
         elif table is not None:
-            rows.append(item.row())
+            rows.append(answer.row())
         else:
-            show(json.dumps(item.to_dict()) if as_json else item.text())
+            show(json.dumps(answer.to_dict()) if as_json else answer.text())
     if table is not None:
         _write_table(table, rows)
         show(f"{table}: {len(rows):,} answers" + (f", {broken:,} could not be read" if broken else ""))
     if broken:
-        raise typer.Exit(2)
+        raise Exit(2)
 
 
-def _with_bar(found: Iterable[Answer | PskdError], total: int) -> Iterator[Answer | PskdError]:
+def _with_bar(answers: Iterable[Answer | PskdError], total: int) -> Iterable[Answer | PskdError]:
     from rich.console import Console
     from rich.progress import track
 
-    yield from track(found, "", total, console=Console(stderr=True), transient=True)
+    return track(answers, "", total, console=Console(stderr=True), transient=True)
 
 
 def _check_table(path: Path) -> None:
-    """Refuse a place for a table now, not after thousands of answers; its folder is made."""
+    """Make the folder of the table, or refuse it before thousands of answers are computed."""
     from pskd.workbench.runs.files import one_line_errors
 
     with one_line_errors("--csv", elsewhere="name another file"):
+        path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
-        path.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(path.parent, os.W_OK):
             raise PermissionError(errno.EACCES, "Permission denied", str(path.parent))
 
@@ -131,10 +120,10 @@ def _check_table(path: Path) -> None:
 def _write_table(path: Path, rows: list[dict[str, str]]) -> None:
     from pskd.workbench.runs.files import one_line_errors, write_named
 
-    out = io.StringIO()
+    out, names = io.StringIO(), list(rows[0]) if rows else []
     if rows:
-        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(out, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     with one_line_errors("table"):
-        write_named(path, out.getvalue(), "a table of answers", f"{next(iter(rows[0] if rows else ['image']))},")
+        write_named(path, out.getvalue(), "a table of answers", f"{names[0] if names else 'image'},")

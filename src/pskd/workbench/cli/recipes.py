@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument
 
 from pskd.errors import PskdError
 from pskd.workbench.cli.options import app, show
 
-recipes_app = typer.Typer(
-    help="Ready-made settings: list them, look at one, copy one to start your own.", no_args_is_help=True
-)
+recipes_app = typer.Typer(help="Ready-made settings: list them, show one, copy one.", no_args_is_help=True)
 app.add_typer(recipes_app, name="recipes")
 
 
@@ -25,7 +24,7 @@ def recipes_ls() -> None:
 
 
 @recipes_app.command("show", epilog="Example:\n\n  pskd recipes show digits")
-def recipes_show(name: Annotated[str, typer.Argument(metavar="RECIPE")]) -> None:
+def recipes_show(name: Annotated[str, Argument(metavar="RECIPE")]) -> None:
     """Print a recipe."""
     from pskd.workbench.recipes import find
 
@@ -34,8 +33,8 @@ def recipes_show(name: Annotated[str, typer.Argument(metavar="RECIPE")]) -> None
 
 @recipes_app.command("copy", epilog="Example:\n\n  pskd recipes copy digits mine.yaml && pskd train mine.yaml")
 def recipes_copy(
-    name: Annotated[str, typer.Argument(metavar="RECIPE")],
-    to: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; it must not exist yet.")],
+    name: Annotated[str, Argument(metavar="RECIPE")],
+    to: Annotated[Path, Argument(metavar="FILE", help="The new file; it must not exist yet.")],
 ) -> None:
     """Copy a recipe to a file of your own."""
     from pskd.workbench.recipes import find
@@ -46,6 +45,4 @@ def recipes_copy(
             file.write(text)
     except FileExistsError:
         raise PskdError(f"{to} exists already: choose another name") from None
-    except OSError as error:
-        raise PskdError(f"{to} cannot be written: {error.strerror}") from None
     show(f"copied to {to}; train it with: pskd train {to}")

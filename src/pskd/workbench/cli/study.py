@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from pskd.errors import PskdError
 from pskd.workbench.api import need_workbench
-from pskd.workbench.cli.ending import INTERRUPTED, leave
+from pskd.workbench.cli.ending import same_command_continues
 from pskd.workbench.cli.options import AllowCode, Patience, Storage, StudyPath, app, out_option, show
 
-study_app = typer.Typer(
-    help="Many runs as one: methods x models x seeds, on one machine or many.", no_args_is_help=True
-)
+if TYPE_CHECKING:
+    from pskd.workbench.study.queue import Queue
+
+study_app = typer.Typer(help="Many runs: methods x models x seeds, on one machine or many.", no_args_is_help=True)
 app.add_typer(study_app, name="study")
 
 
@@ -25,20 +27,20 @@ app.add_typer(study_app, name="study")
     "  pskd study run studies/table1 --out runs/table1 data.root=DIR scale=laptop model=ResNet-18 seed=0,1",
 )
 def study_run(
-    name: Annotated[str, typer.Argument(metavar="STUDY|FILE.yaml", help="A study (pskd recipes ls lists them).")],
+    name: Annotated[str, Argument(metavar="STUDY|FILE.yaml", help="A study (pskd recipes ls lists them).")],
     words: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[KEY=VALUE]...",
             help="Changes in every cell, in those of one recipe (RECIPE:KEY=VALUE), or a choice of an axis's values.",
         ),
     ] = None,
     out: Annotated[Path | None, out_option("The study's folder.  [default: runs/STUDY]")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="How many cells to train at a time.")] = None,
+    workers: Annotated[int | None, Option(min=1, help="How many cells to train at the same time.")] = None,
     storage: Storage = None,
     patience: Patience = 10.0,
 ) -> None:
-    """Train all cells of a study that are not done yet, and make its page."""
+    """Train all cells of a study that are not done yet, and write its report."""
     need_workbench()
     from pskd.workbench.report.page import report as write
     from pskd.workbench.study.cells import Study
@@ -46,14 +48,12 @@ def study_run(
 
     out = out or Path("runs") / name.removesuffix(".yaml").replace("/", "-")
     study = Study.begin(name, words or [], out)
-    try:
+    with same_command_continues():
         complete = run(study, workers, storage, show, 60 * patience)
-    except KeyboardInterrupt:
-        leave(INTERRUPTED, "stopped; the same command goes on where it was")
     show("report:", *write([out], out / "report.html"))
     if not complete:
         raise PskdError(
-            f"some cells have failed: pskd study status {out} lists them; the same command tries them again"
+            f"some cells have failed: pskd study status {out} lists them; the same command trains them again"
         )
 
 
@@ -73,21 +73,23 @@ def study_work(
 
 @study_app.command("status", epilog="Example:\n\n  pskd study status runs/digits-study")
 def study_status(folder: StudyPath, storage: Storage = None) -> None:
-    """Say which cells are done, running, waiting or failed, and how long it will take."""
-    need_workbench()
-    from pskd.workbench.study.cells import Study
-    from pskd.workbench.study.queue import Queue
+    """Show which cells are done, running, waiting or failed, and how long the rest will take."""
+    queue = _open_queue(folder, storage)
     from pskd.workbench.study.worker import status_lines
 
-    show("\n".join(status_lines(Queue(Study.load(folder), storage, say=show))))
+    show("\n".join(status_lines(queue)))
 
 
 @study_app.command("stop", epilog="Example:\n\n  pskd study stop runs/digits-study")
 def study_stop(folder: StudyPath, storage: Storage = None) -> None:
-    """Ask all workers of a study, on all machines, to save their cells and leave."""
+    """Ask all workers of a study, on all machines, to save their cells and stop."""
+    _open_queue(folder, storage).stop()
+    show("the workers save their cells and stop; pskd study run continues them")
+
+
+def _open_queue(folder: Path, storage: str | None) -> Queue:
     need_workbench()
     from pskd.workbench.study.cells import Study
     from pskd.workbench.study.queue import Queue
 
-    Queue(Study.load(folder), storage, say=show).stop()
-    show("the workers save their cells and leave; pskd study run goes on where they were")
+    return Queue(Study.load(folder), storage, say=show)

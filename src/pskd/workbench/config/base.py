@@ -1,4 +1,4 @@
-"""The settings that every task has."""
+"""The settings that all tasks share. Each task adds its own in its room."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import math
 import re
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+import yaml
+from pydantic import BaseModel, ConfigDict, SerializeAsAny, field_validator, model_validator
 
-from pskd.settings import How, Place
+from pskd.settings import Count, How, NotNegative, Place, Positive, Range, Share
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Side = Annotated[int, Field(ge=1, le=16_384)]  # of an image, in pixels
-Processes = Annotated[int, Field(ge=0, le=512)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
+END = "# end of settings\n"  # the last line of a complete file
+Side = Annotated[int, Range(ge=1, le=16_384)]  # of an image, in pixels
+Processes = Annotated[int, Range(ge=0, le=512)]
+Seed = Annotated[int, Range(ge=0), Range(lt=2**63)]
 
 
 class Section(BaseModel):
-    """Some settings that belong together.
+    """Settings that belong together.
 
     A field marked ``Place()`` or ``How()`` says only where something is, or how the run is made, not what is learnt: a
     run can be resumed with another value.
@@ -30,20 +28,24 @@ class Section(BaseModel):
 
 
 class MethodConfig(Section):
-    """A method's settings: made from its constructor (``config.classes``). Here any are taken, unchecked."""
+    """`name` is the method's; its other settings are keywords of its constructor and its memory, listed below.
+
+    `weight=balanced` weights each class in inverse proportion to its number of training samples. `teacher`, of methods
+    that have one, is the folder of a finished run.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow")
     name: str
-    weight: Literal["balanced"] | None = None  # class weights in inverse proportion to how many samples each has
+    weight: Literal["balanced"] | None = None
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the method itself is told: all settings but its name and what is made of the data."""
+        """The method's own settings: all but its name and what is computed from the data."""
         return self.model_dump(exclude={"name", "weight"})
 
 
 class DataConfig(Section):
-    """What every task's data has; the task's own class adds to it, and so do the keywords of what loads it."""
+    """The settings of all data; a task's class adds its own, and so do the keywords of the function that loads it."""
 
     name: str
     root: Annotated[str | None, Place()] = None
@@ -53,7 +55,7 @@ class ModelConfig(Section):
     """`name` is the model's; every other key is an option of that model."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
-    # Without a name of ours: pydantic before 2.14 reads it in the modules of subclasses, which do not have it.
+    # Built-in names only: pydantic before 2.14 resolves them in the modules of subclasses.
     __pydantic_extra__: dict[str, bool | int | float | str | list[bool | int | float | str | None] | None]
     name: str
 
@@ -65,9 +67,9 @@ class ModelConfig(Section):
 class OptimConfig(Section):
     """`milestones` and `warmup` are epochs; a number below 1 is a share of all epochs.
 
-    `warmup_steps` takes the place of `warmup`. After it `inverse_sqrt` falls with the square root of the steps, and
-    `cyclic` is `cosine` so many times in a row, as `cycles` says. `backbone_lr` is the learning rate of all but the
-    head, which has `lr`; both follow the schedule.
+    `warmup_steps` replaces `warmup`. After the warm-up `inverse_sqrt` falls with the square root of the steps, and
+    `cyclic` repeats `cosine` `cycles` times. The head has the learning rate `lr`, all other weights `backbone_lr`
+    (without it, `lr`); both follow the schedule.
     """
 
     name: Literal["sgd", "adamw"] = "sgd"
@@ -85,13 +87,13 @@ class OptimConfig(Section):
     warmup_steps: Count | None = None
 
     @model_validator(mode="after")
-    def _warms_up(self) -> OptimConfig:
+    def _check(self) -> OptimConfig:
         if self.schedule == "inverse_sqrt" and not (self.warmup or self.warmup_steps):
             raise ValueError("schedule=inverse_sqrt needs warmup_steps, or warmup in epochs")
         return self
 
     def factor(self, progress: float, epochs: int, steps_per_epoch: int = 1) -> float:
-        """What the learning rate is multiplied by at ``progress`` epochs: a function, so a resume needs no state."""
+        """The factor of the learning rate after ``progress`` epochs. It has no state, so a resume needs none."""
         warmup = self.warmup_steps / steps_per_epoch if self.warmup_steps else _epochs(self.warmup, epochs)
         if progress < warmup:
             return (progress + 1e-8) / warmup
@@ -112,22 +114,21 @@ class Interval(NamedTuple):
 
 
 class TrainConfig(Section):
-    """`batch_size` is the samples of one optimizer step over all processes; `accumulate` cuts it into parts.
+    """`batch_size` is the number of samples of one optimizer step, in all processes; `accumulate` cuts it into parts.
 
-    `average` is the number of last epochs whose weights, as they were at each one's end, are averaged in the end.
-
-    `ema=0.999` averages the weights over all steps instead, each new one with a share of 1 - ema (more in the first
-    steps); the averaged weights are evaluated and saved. `patience` ends a training after so many epochs in which none
-    was better than the best so far by the validation split.
-
+    `average=N` averages, at the end, the weights that the last N epochs ended with. `ema=0.999` averages the weights
+    over all steps instead: each step's weights count with a share of 1 - ema (more in the first steps). The averaged
+    weights are evaluated and saved.
+    `patience` stops a training after that many epochs without a new best one on the validation split.
     `threads` are the CPU threads of a process, by default torch's choice, and never more than there are cores. One is
-    best for tiny models, and on a machine that others use: threads wait for each other in every operation.
-    `on_nonfinite` is what a loss of NaN or infinity does: stop the run, or skip the step (each step then waits for the
-    device). `save_every` is a number of epochs, minutes or steps between checkpoints; `auto` is 2 minutes, or more
-    where they would take over 1% of the time.
+    best for tiny models and on a shared machine, since threads wait for each other in every operation.
+    `on_nonfinite` says what a loss of NaN or infinity does: stop the run, or skip the step (each step then waits for
+    the device).
+    `save_every` is a number of epochs, minutes or steps between checkpoints; `auto` is 2 minutes, or more where
+    checkpoints would take over 1% of the time.
     `shard` spreads weights, gradients and optimizer state over the processes (FSDP) instead of copying them to each.
-    `calibrate` does in the end what `pskd calibrate` does, on the validation split.
-    `freeze=backbone` trains the head alone; batch statistics of the rest stay as they are.
+    `calibrate` does at the end what `pskd calibrate` does, on the validation split.
+    `freeze=backbone` trains the head only; the batch statistics of the other layers do not change.
     `history` records the probabilities of every training sample in every epoch, 7 bytes each.
     """
 
@@ -135,13 +136,13 @@ class TrainConfig(Section):
     batch_size: Count = 128
     seed: Seed = 0
     device: Annotated[str, How()] = "auto"
-    threads: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, How()] = None
+    threads: Annotated[Annotated[int, Range(ge=1, le=1024)] | None, How()] = None
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    accumulate: Annotated[int, Field(ge=1, le=100_000)] = 1
+    accumulate: Annotated[int, Range(ge=1, le=100_000)] = 1
     clip_norm: Positive | None = None
     on_nonfinite: Literal["stop", "skip"] = "stop"
     average: Count = 1
-    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    ema: Annotated[float, Range(gt=0, lt=1)] | None = None
     patience: Count | None = None
     channels_last: bool = True
     compile: bool = False
@@ -162,13 +163,9 @@ class TrainConfig(Section):
         return f"{interval.number:.12g} {interval.unit}"
 
     @model_validator(mode="after")
-    def _has_parts(self) -> TrainConfig:
+    def _check(self) -> TrainConfig:
         if self.accumulate > self.batch_size:
             raise ValueError(f"accumulate={self.accumulate} parts of a batch_size of {self.batch_size}: take fewer")
-        return self
-
-    @model_validator(mode="after")
-    def _one_average(self) -> TrainConfig:
         if self.ema is not None and self.average > 1:
             raise ValueError("ema and average are two ways to average weights: leave one out")
         return self
@@ -181,7 +178,35 @@ class TrainConfig(Section):
 class EvalConfig(Section):
     batch_size: Count = 512
     every: Count = 1
-    ece_bins: Annotated[int, Field(ge=1, le=1_000_000)] = 10
+    ece_bins: Annotated[int, Range(ge=1, le=1_000_000)] = 10
+
+
+class Config(Section):
+    """All settings of one run."""
+
+    recipe: Annotated[str | None, Place()] = None
+    scale: Literal["full", "laptop"] = "full"
+    task: str
+    data: DataConfig
+    model: ModelConfig
+    method: SerializeAsAny[MethodConfig]
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False) + END
+
+
+class UncheckedData(DataConfig):
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+class UncheckedConfig(Config):
+    """A run whose task is a user's own code: its settings can be read and shown without importing that code."""
+
+    data: UncheckedData
+    augment: dict[str, Any] = {}
 
 
 def _epochs(value: float, epochs: int) -> float:

@@ -1,4 +1,4 @@
-"""What a configuration says of a method, and the method that is made of it."""
+"""The settings of methods, and how a method is made from them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,18 @@ from pskd.settings import Count, Place, Positive, Range, Setting, check_argument
 from pskd.workbench import registry
 
 DENSE_UP_TO = 1000  # classes; above, form=auto keeps the top k
-_OF_TRAINING = ("class_weight", "reduction", "weight")  # which a configuration says elsewhere, or not at all
+_BANK = ("form", "k", "dtype", "path")
+# The settings of ``build_memory`` by the type of memory that a method takes.
+_MEMORY_SETTINGS: dict[Any, tuple[str, ...]] = {
+    Memory: ("memory", *_BANK, "momentum", "refresh", "ema"),
+    PredictionBank: _BANK,
+    Snapshot: ("ema",),
+}
 
 
 @dataclass(frozen=True)
 class TrainingInfo:
-    """The training that a method is made for: what is known of it before the first step.
+    """What is known of a training before its first step. A method gets those that its constructor has keywords for.
 
     Args:
         epochs: the length of the training.
@@ -34,7 +40,7 @@ class TrainingInfo:
         fingerprint: identity of the training data.
         path: a scratch file that the processes of this host share; None: there is one process.
         host, hosts: this machine, and how many there are.
-        class_weight: (K), what a sample of each class counts; None: all the same.
+        class_weight: (K), the weight of a sample of each class; None: all the same.
         seed: of the run.
     """
 
@@ -65,19 +71,19 @@ def build_memory(
     num_classes: int | None = None,
     max_age: int | None = 1,
 ) -> Memory:
-    """The memory that the settings describe.
+    """Make a method's memory from its settings.
 
     Args:
-        memory: where past predictions come from: "bank", one record per sample, or "snapshot", a copy of the model.
+        memory: what past predictions come from: "bank", one record per sample, or "snapshot", a copy of the model.
         form: of a bank: "dense" keeps every class, "topk" the likeliest; "auto" is dense up to 1000 classes.
         k: classes that a top-k bank keeps of each sample.
         dtype: of a bank's values.
         path: a scratch file for a bank's records instead of RAM.
         momentum: of a bank: a record becomes momentum * record + (1 - momentum) * prediction. The paper: 0.
         refresh: epochs between two copies of a snapshot.
-        ema: of a snapshot that follows the model: how much of its weights it keeps in a step, such as 0.99.
-        num_classes: of a bank that does not keep those of the model.
-        max_age: epochs after which a bank's record counts as missing; None: it never does.
+        ema: of a snapshot: it follows the model, and keeps this share of its own weights in each step, such as 0.99.
+        num_classes: of a bank, where it is not the model's.
+        max_age: the number of epochs after which a bank's record counts as missing; None: never.
     """
     check_arguments(build_memory, locals())
     if memory == "snapshot" and momentum:
@@ -103,49 +109,41 @@ def build_memory(
 
 
 def method_settings(method: type[Method]) -> dict[str, Setting]:
-    """What a configuration may say of a method: the keywords of its constructor, and those of its memory."""
-    card, known = method.card, {field.name for field in fields(TrainingInfo)}
-    left_out = known.union(card.not_settings, _OF_TRAINING if method.takes_weight else (), ("memory",))
-    made = settings_of(method, leave_out=left_out)
+    """What a configuration can set of a method: keywords of its constructor, and those of its memory."""
+    card = method.card
+    of_training = {field.name for field in fields(TrainingInfo)} | {"memory", "reduction", "weight"}
+    settings = settings_of(method, leave_out=of_training.union(card.not_settings))
     if card.takes_run:
-        doc = "the folder of a finished run, to learn from"
-        made["teacher"] = Setting("teacher", Annotated[str | None, Place()], None, False, doc)
-    for name, setting in settings_of(build_memory, leave_out=("training", *card.memory)).items():
+        settings["teacher"] = Setting("teacher", Annotated[str | None, Place()], None, required=False)
+    for name, setting in settings_of(build_memory, leave_out=card.memory).items():
         if name in _memory_settings(method):
-            made[name] = replace(setting, default=card.defaults.get(name, setting.default))
-    return made
+            settings[name] = replace(setting, default=card.defaults.get(name, setting.default))
+    return settings
 
 
 def make_method(name: str, training: TrainingInfo, settings: Mapping[str, Any]) -> Method:
-    """The method of this name for a training; what its constructor asks of the training, it is given."""
-    kind: type[Method] = registry.methods.find(name)
-    asked = inspect.signature(kind).parameters
-    given = {field.name: getattr(training, field.name) for field in fields(training) if field.name in asked}
+    """Make the method of this name for a training."""
+    method: type[Method] = registry.methods.find(name)
+    keywords = inspect.signature(method).parameters
+    arguments = {field.name: getattr(training, field.name) for field in fields(training) if field.name in keywords}
     if training.class_weight is not None:
-        if not kind.takes_weight:
+        if not method.takes_weight or "weight" not in keywords:
             raise PskdError(f"method={name} takes no class weights: leave method.weight out")
-        given["weight"] = training.class_weight
-    of_memory = {key: value for key, value in settings.items() if key in _memory_settings(kind)}
-    if "memory" in asked:
-        fixed = {"memory": "snapshot"} if _memory_type(kind) is Snapshot else {}
-        given["memory"] = build_memory(training, **{**fixed, **kind.card.defaults, **of_memory, **kind.card.memory})
-    own = {key: value for key, value in settings.items() if key not in of_memory and key != "teacher"}
-    return kind(**(given | own))
+        arguments["weight"] = training.class_weight
+    of_memory = {key: value for key, value in settings.items() if key in _memory_settings(method)}
+    if "memory" in keywords:
+        kind = {"memory": "snapshot"} if _memory_type(method) is Snapshot else {}
+        arguments["memory"] = build_memory(
+            training, **{**kind, **method.card.defaults, **of_memory, **method.card.memory}
+        )
+    arguments |= {key: value for key, value in settings.items() if key not in of_memory and key != "teacher"}
+    return method(**arguments)
 
 
 def _memory_type(method: type[Method]) -> Any:
     """The type of memory that a constructor takes, or None."""
-    if "memory" not in inspect.signature(method).parameters:
-        return None
     return get_type_hints(method.__init__).get("memory")
 
 
 def _memory_settings(method: type[Method]) -> tuple[str, ...]:
-    """The settings of ``build_memory`` that a method's memory has."""
-    bank = ("form", "k", "dtype", "path")
-    found: dict[Any, tuple[str, ...]] = {
-        Memory: ("memory", *bank, "momentum", "refresh", "ema"),
-        PredictionBank: bank,
-        Snapshot: ("ema",),
-    }
-    return found.get(_memory_type(method), ())
+    return _MEMORY_SETTINGS.get(_memory_type(method), ())

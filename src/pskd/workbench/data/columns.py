@@ -1,4 +1,4 @@
-"""What tables of samples share: which column is what, classes out of labels, and a test split where none is named."""
+"""What tables of samples share: the columns' meaning, classes from labels, and a test split if none is named."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from pskd.errors import PskdError
-from pskd.workbench.data.subsets import drawn_per_class
+from pskd.workbench.data.subsets import draw_per_class
 
-# What columns and splits are usually called; the first that is there is taken.
+# The usual names of columns and splits; of several the first is used.
 USUAL = {
     "image": ("image", "img", "path", "file", "file_name", "filename", "image_path"),
     "label": ("label", "class", "labels", "target", "category"),
@@ -22,11 +22,11 @@ SPLITS = {
     "val": ("val", "validation", "valid", "dev"),
     "test": ("test", "testing"),
 }
-TEST_SHARE = 0.2  # of each class, where nothing says what the test split is
+TEST_SHARE = 0.2  # of each class, if no test split is named
 
 
-def column(what: str, wanted: str | None, there: Collection[str], source: str) -> str | None:
-    """The column that holds the ``what`` of a sample; None where none was named and none has a usual name."""
+def find_column(what: str, wanted: str | None, there: Collection[str], source: str) -> str | None:
+    """The column of the images, labels or splits: the one that was ``wanted``, or else one of a usual name, or None."""
     if wanted is None:
         return next((name for name in USUAL[what] if name in there), None)
     if wanted not in there:
@@ -34,19 +34,19 @@ def column(what: str, wanted: str | None, there: Collection[str], source: str) -
     return wanted
 
 
-def needed_column(what: str, wanted: str | None, there: Collection[str], source: str) -> str:
-    if (found := column(what, wanted, there, source)) is None:
+def require_column(what: str, wanted: str | None, there: Collection[str], source: str) -> str:
+    if (name := find_column(what, wanted, there, source)) is None:
         raise PskdError(f"{source} has the columns {', '.join(there)}: name that of the {what} with data.{what}=...")
-    return found
+    return name
 
 
 def split_of(name: str) -> str | None:
-    """What a split of this name is to us: train, val or test."""
+    """Which of our splits, train, val or test, a name means."""
     return next((split for split, names in SPLITS.items() if name.strip().lower() in names), None)
 
 
 def classes_of(labels: Sequence[Any], source: str) -> tuple[tuple[str, ...], Tensor]:
-    """The class names, numbers by size and text by the alphabet, and each sample's place (N) among them."""
+    """The class names, sorted as numbers, then as text, and each sample's label (N)."""
     names = list(map(str, labels))
     different = sorted(set(names), key=lambda name: (0, int(name), name) if _is_number(name) else (1, 0, name))
     if len(different) < 2:
@@ -55,10 +55,10 @@ def classes_of(labels: Sequence[Any], source: str) -> tuple[tuple[str, ...], Ten
     return tuple(different), torch.tensor([place[name] for name in names])
 
 
-def drawn_test(labels: Tensor, num_classes: int) -> Tensor:
-    """A mask (N): a fifth of each class, always the same samples, that are kept for the test."""
+def draw_test(labels: Tensor, num_classes: int) -> Tensor:
+    """A mask (N) of the test samples: a fifth of each class, always the same."""
     counts = labels.bincount(minlength=num_classes)
-    return drawn_per_class(labels, (counts * TEST_SHARE).round().long(), seed=0, stream="test split")
+    return draw_per_class(labels, (counts * TEST_SHARE).round().long(), seed=0, stream="test split")
 
 
 def _is_number(name: str) -> bool:

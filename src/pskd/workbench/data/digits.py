@@ -10,8 +10,8 @@ import torch
 
 from pskd.workbench import registry
 from pskd.workbench.data.image_data import ImageData, in_memory
-from pskd.workbench.data.reason import check_no_place
-from pskd.workbench.data.subsets import drawn_per_class
+from pskd.workbench.data.refusing import check_no_root
+from pskd.workbench.data.subsets import draw_per_class
 
 TEST_FRACTION = 0.2
 
@@ -19,19 +19,19 @@ TEST_FRACTION = 0.2
 @registry.data.register("digits")
 def load_digits(root: str | None = None) -> ImageData:
     """A fifth of each class, always the same one, is the test set."""
-    check_no_place("digits", root)
+    check_no_root("digits", root)
     table = _read()
     images = torch.from_numpy(table[:, :-1] * (255 / 16)).round().to(torch.uint8).view(-1, 1, 8, 8)
     labels = torch.from_numpy(table[:, -1]).long()
-    test = drawn_per_class(labels, (labels.bincount() * TEST_FRACTION).round().long(), seed=0, stream="digits")
+    test = draw_per_class(labels, (labels.bincount() * TEST_FRACTION).round().long(), seed=0, stream="digits")
     classes = tuple(str(digit) for digit in range(10))
     return in_memory("digits", classes, train=(images[~test], labels[~test]), test=(images[test], labels[test]))
 
 
 def _read() -> np.ndarray:
-    """(1797, 65) float64: 64 pixels of 0..16 and the digit. Without importing the library, which takes a second."""
-    found = find_spec("sklearn")
-    for folder in (found and found.submodule_search_locations) or ():
+    """(1797, 65) float64: 64 pixels of 0..16 and the digit. The library is not imported, which would take a second."""
+    library = find_spec("sklearn")
+    for folder in (library and library.submodule_search_locations) or ():
         file = Path(folder, "datasets", "data", "digits.csv.gz")
         if file.is_file():
             return np.loadtxt(file, delimiter=",")

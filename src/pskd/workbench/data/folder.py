@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from pskd.errors import PskdError
 from pskd.workbench import registry
 from pskd.workbench.data.image_data import ImageData
-from pskd.workbench.data.reason import place, reason
+from pskd.workbench.data.refusing import refusing, require_root
 from pskd.workbench.data.splits import OnDisk
 from pskd.workbench.data.view import View
 
@@ -23,7 +24,7 @@ IMAGE_SIZE = 224
 @registry.data.register("folder")
 def load_folder(root: str | Path | None = None, image_size: int | None = None, as_stored: bool = False) -> ImageData:
     """``root``/train, ``root``/test and, if there is one, ``root``/val, each with one folder of images per class."""
-    root = place("folder", root)
+    root = require_root("folder", root)
     if not (root / "test").is_dir() and (root / "val").is_dir():
         raise PskdError(
             f"'{root}' has a val but no test folder: rename val to test if results are to be reported on it "
@@ -32,24 +33,20 @@ def load_folder(root: str | Path | None = None, image_size: int | None = None, a
     return _load("folder", root, {"train": "train", "val": "val", "test": "test"}, image_size, as_stored)
 
 
-@registry.data.register("imagenet")
+@registry.data.register("imagenet", "ImageNet")
 def load_imagenet(root: str | Path | None = None, image_size: int | None = None, as_stored: bool = False) -> ImageData:
     """ILSVRC2012 in train and val folders of class folders, or as the published archives, which are unpacked first.
 
     Its validation images are the test split. Classes are named by their WordNet numbers.
     """
-    root = place("imagenet", root)
+    root = require_root("imagenet", root)
     if not ((root / "train").is_dir() and (root / "val").is_dir()):
         from torchvision import datasets
 
-        try:
+        advice = "data.root=... must name the folder that holds train and val, or the three ILSVRC2012 archives"
+        with refusing(f"no ImageNet in '{root}'", advice, RuntimeError, OSError):
             for split in ("train", "val"):
                 datasets.ImageNet(root, split)
-        except (RuntimeError, OSError) as error:
-            raise PskdError(
-                f"no ImageNet in '{root}' ({reason(error)}): data.root=... must name the folder that holds train "
-                "and val, or the three ILSVRC2012 archives"
-            ) from error
     return _load("imagenet", root, {"train": "train", "test": "val"}, image_size, as_stored)
 
 
@@ -94,21 +91,18 @@ def _images_by_class(root: Path, split: str) -> dict[str, list[str]]:
     folder = root / split
     if not folder.is_dir():
         raise PskdError(f"there is no folder '{folder}': data.root=... must name the folder that holds '{split}'")
-    suffixes = readable_suffixes()
     by_class = {}
-    try:
+    with refusing(None, "make it readable, or remove it", OSError):
         names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
         for name in names:
             by_class[name] = sorted(
                 Path(place, file).relative_to(root).as_posix()
                 for place, files in _walk(folder / name, root)
                 for file in files
-                if os.path.splitext(file)[1].lower() in suffixes and not file.startswith(".")
+                if is_image(file)
             )
             if not by_class[name]:
                 raise PskdError(f"class folder '{folder / name}' holds no image: add some or remove the folder")
-    except OSError as error:
-        raise PskdError(f"cannot read '{error.filename}' ({reason(error)}): make it readable, or remove it") from error
     if not by_class:
         raise PskdError(f"'{folder}' holds no class folders: put the images of each class into a folder of its name")
     return by_class
@@ -123,29 +117,38 @@ def _walk(folder: Path, root: Path) -> Iterator[tuple[str, list[str]]]:
     own, entered = folder.resolve(), set()
     splits = [(root / split).resolve() for split in ("train", "val", "test")]
 
-    def refuse(error: OSError) -> None:
-        raise error
+    def leads_back(path: Path) -> bool:
+        target = path.resolve()
+        return own.is_relative_to(target) or any(target.is_relative_to(split) for split in splits)
 
-    for inside, below, files in os.walk(folder, followlinks=True, onerror=refuse):
-        found = os.stat(inside)
-        entered.add((found.st_dev, found.st_ino))
-        kept = []
-        for name in below:
-            path = Path(inside, name)
-            found = path.stat()
-            if (found.st_dev, found.st_ino) in entered:
-                continue
-            if path.is_symlink():
-                target = path.resolve()
-                if own.is_relative_to(target) or any(target.is_relative_to(split) for split in splits):
-                    continue
-            entered.add((found.st_dev, found.st_ino))
-            kept.append(name)
-        below[:] = kept
-        yield inside, files
+    for place, below, files in os.walk(folder, followlinks=True, onerror=raise_error):
+        entered.add(_identity(place))
+        names, below[:] = list(below), []
+        for name in names:
+            path = Path(place, name)
+            if (identity := _identity(path)) not in entered and not (path.is_symlink() and leads_back(path)):
+                entered.add(identity)
+                below.append(name)
+        yield place, files
 
 
-def readable_suffixes() -> set[str]:
+def _identity(path: str | Path) -> tuple[int, int]:
+    stat = os.stat(path)
+    return stat.st_dev, stat.st_ino
+
+
+def raise_error(error: OSError) -> None:
+    """For ``os.walk``, which otherwise passes over folders that it cannot read."""
+    raise error
+
+
+def is_image(file: str) -> bool:
+    """Whether a file has an ending that Pillow reads, and is not hidden."""
+    return os.path.splitext(file)[1].lower() in _suffixes() and not file.startswith(".")
+
+
+@functools.cache
+def _suffixes() -> frozenset[str]:
     from PIL import Image
 
-    return {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    return frozenset(suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN)

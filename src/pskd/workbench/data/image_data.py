@@ -22,6 +22,12 @@ class ImageData:
     test: Split
     view: View
 
+    @property
+    def splits(self) -> dict[str, Split]:
+        """Those that there are."""
+        splits = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: split for name, split in splits.items() if split is not None}
+
 
 def in_memory(
     name: str,

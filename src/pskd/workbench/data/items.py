@@ -16,16 +16,16 @@ from pskd.errors import PskdError
 from pskd.indexed import fingerprint
 from pskd.workbench.data.folder import photo_view
 from pskd.workbench.data.image_data import ImageData, channel_statistics
-from pskd.workbench.data.splits import Opened
-from pskd.workbench.data.view import Source, View, centred, decode, pixels
+from pskd.workbench.data.refusing import refusing
+from pskd.workbench.data.splits import OpenedSplit
+from pskd.workbench.data.view import Source, View, cut_centre, decode, pixels
 
-SPLITS = ("train", "val", "test")
 LOOKED_AT = 1000  # images whose pixels give the channels' means and deviations
 FIRST_LOOK = 100  # of these, at most, that say whether all have one size, and whether there is colour
 
 
 @dataclass(frozen=True, eq=False)
-class Items(Opened):
+class Items(OpenedSplit):
     """A split of a map-style data set. Its items are opened by worker processes, as files are.
 
     Args:
@@ -47,7 +47,7 @@ class Items(Opened):
         return fingerprint([fingerprint(self.dataset), self.which, self.labels])
 
     def identities(self) -> Iterator[bytes] | None:
-        own = getattr(self.dataset, "fingerprint", None)  # who has one vouches for each image
+        own = getattr(self.dataset, "fingerprint", None)  # a data set with one promises that no image changes
         if not isinstance(own, str):
             return None
         return (f"{own}\0{place}".encode() for place in self.which.tolist())
@@ -60,29 +60,27 @@ class Items(Opened):
         return as_image(self.dataset[place][0], f"item {place} of the data set")
 
 
-def from_datasets(name: str, found: Any, image_size: int | None = None) -> ImageData:
+def from_datasets(name: str, datasets: Any, image_size: int | None = None) -> ImageData:
     """The data set of ``{"train": ..., "test": ..., "val": ...}``, of which ``val`` may be missing."""
-    if not isinstance(found, Mapping) or not {"train", "test"} <= found.keys() <= set(SPLITS):
-        what = f"a dictionary of {', '.join(map(str, found))}" if isinstance(found, Mapping) else type(found).__name__
+    if not isinstance(datasets, Mapping) or not {"train", "test"} <= datasets.keys() <= {"train", "val", "test"}:
+        keys = f"a dictionary of {', '.join(map(str, datasets))}" if isinstance(datasets, Mapping) else ""
         raise PskdError(
-            f"data={name} must return an ImageData or a dictionary with train, test and perhaps val; got {what}"
+            f"data={name} must return an ImageData or a dictionary with train, test and perhaps val;"
+            f" got {keys or type(datasets).__name__}"
         )
-    labels = {split: _labels(name, split, dataset) for split, dataset in found.items()}
-    count = int(labels["train"].max()) + 1
-    names = getattr(found["train"], "classes", None) or range(count)
+    labels = {split: _labels(name, split, dataset) for split, dataset in datasets.items()}
+    names = getattr(datasets["train"], "classes", None) or range(int(labels["train"].max()) + 1)
     classes = tuple(map(str, names))
     for split, own in labels.items():
         if len(classes) < 2 or int(own.max()) >= len(classes):
             raise PskdError(f"data={name}: {split} has class {int(own.max())}, but there are {len(classes)} classes")
-    view = _view(name, found["train"], image_size)
-    splits = {
-        split: Items(dataset, torch.arange(len(labels[split])), labels[split], view) for split, dataset in found.items()
-    }
+    view = _view(name, datasets["train"], image_size)
+    splits = {split: Items(datasets[split], torch.arange(len(own)), own, view) for split, own in labels.items()}
     return ImageData(name, classes, splits["train"], splits.get("val"), splits["test"], view)
 
 
 def _view(name: str, train: Any, image_size: int | None) -> View:
-    """Images of one size as they are, others as photos; channels, means and deviations are those of some of them."""
+    """Images of one size stay as they are, others are seen as photos; some give the channels, means and deviations."""
     places = list(dict.fromkeys(torch.linspace(0, len(train) - 1, min(LOOKED_AT, len(train))).long().tolist()))
     some = places[:: -(-len(places) // FIRST_LOOK)]
     few = [as_image(train[place][0], f"data={name}: item {place} of train") for place in some]
@@ -92,7 +90,7 @@ def _view(name: str, train: Any, image_size: int | None) -> View:
     resize = None if same else photos.resize
     channels = max(len(image.getbands()) for image in few)
     seen = (decode(as_image(train[place][0], f"item {place}"), channels) for place in places)
-    mean, std = channel_statistics(torch.stack([pixels(centred(image, size, resize)) for image in seen]))
+    mean, std = channel_statistics(torch.stack([pixels(cut_centre(image, size, resize)) for image in seen]))
     return View(channels, size, resize, mean, std)
 
 
@@ -123,14 +121,11 @@ def source_of(value: Any, what: str) -> Source:
 
 def _labels(name: str, split: str, dataset: Any) -> Tensor:
     """The class indices (N,) of a data set: its ``targets`` or ``labels``, or those of its items, one by one."""
-    try:
+    advice = "it must have a length and items of (image, class index)"
+    with refusing(f"data={name}: {split} is no data set", advice, TypeError, ValueError, LookupError):
         count = len(dataset)
-        own = next((found for key in ("targets", "labels") if (found := getattr(dataset, key, None)) is not None), None)
-        labels = torch.as_tensor([int(dataset[i][1]) for i in range(count)] if own is None else own)
-    except (TypeError, ValueError, LookupError) as error:
-        raise PskdError(
-            f"data={name}: {split} must have a length and items of (image, class index): {error}"
-        ) from error
+        lists = [own for key in ("targets", "labels") if (own := getattr(dataset, key, None)) is not None]
+        labels = torch.as_tensor(lists[0] if lists else [int(dataset[i][1]) for i in range(count)])
     if labels.shape != (count,) or labels.is_floating_point() or not count or int(labels.min()) < 0:
         raise PskdError(f"data={name}: {split} needs one class index, 0 or more, for each of its {count} items")
     return labels.long()

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from pskd.errors import PskdError
-from pskd.tensors import Reused
-from pskd.workbench.data.loading import Augment, opened
-from pskd.workbench.data.pictures import FromSource, Picture
+from pskd.workbench.buffers import Reused
+from pskd.workbench.data.loading import Augmentation, open_batches
+from pskd.workbench.data.pictures import Picture
 from pskd.workbench.data.view import Source, View, shorter_side
 
 
-class Batch(NamedTuple):
+class ImageBatch(NamedTuple):
     """What the model sees: all on one device, all of the same length B."""
 
     inputs: Tensor  # (B, C, H, W) float32, normalised
@@ -60,41 +60,41 @@ class InMemory:
         return self.images[index]
 
     def subset(self, index: Tensor) -> InMemory:
-        """The samples ``index`` (M,), in that order, numbered anew from 0."""
+        """The samples ``index`` (M,), in that order, numbered from 0 again."""
         return InMemory(self.images[index], self.labels[index], self.view)
 
     def batches(
         self,
         plan: Sequence[Tensor],
         *,
-        augment: Augment | None = None,
+        augment: Augmentation | None = None,
         seed: int = 0,
         epoch: int = 0,
         device: str | torch.device = "cpu",
         workers: int = 0,
-    ) -> Iterator[Batch]:
+    ) -> Iterator[ImageBatch]:
         """One batch for each (B,) tensor of sample numbers in ``plan``; unchanged views without ``augment``.
 
-        ``workers`` is there for splits on disk; here nothing is left for them to do.
+        Images in memory need no ``workers``.
         """
         device = torch.device(device)
         if device not in self._copies:
             self._copies[device] = self.images.to(device), self.labels.to(device)
         images, labels = self._copies[device]
-        for index in plan:
-            index = index.to(device, non_blocking=True)
+        for numbers in plan:
+            index = numbers.to(device, non_blocking=True)
             chosen = images.index_select(0, index)
-            inputs = augment(chosen, index, seed=seed, epoch=epoch) if augment else self.view.normalize(chosen)
-            yield Batch(inputs, labels.index_select(0, index), index)
+            inputs = augment(chosen, numbers, seed=seed, epoch=epoch) if augment else self.view.normalize(chosen)
+            yield ImageBatch(inputs, labels.index_select(0, index), index)
 
 
-class Opened(ABC):
-    """A split whose images are opened one by one and cut to one size by worker processes; the rest is done by batch."""
+class OpenedSplit(ABC):
+    """A split whose images worker processes open one by one and cut to one size; the rest is done by batch."""
 
     labels: Tensor  # (N,) int64
     view: View  # what evaluation sees of an image
-    together = 8  # images whose crops are drawn together: as many may be in memory whole
-    lasting = False  # workers may stay from one epoch to the next: no code of a user runs in them that could tell
+    together = 8  # images whose crops are drawn together, so that as many are in memory whole
+    lasting = False  # whether workers may stay for the next epoch; not if they run a user's code, which may have state
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -109,16 +109,16 @@ class Opened(ABC):
         """A hash of what identifies each sample, in their order."""
 
     @abstractmethod
-    def subset(self, index: Tensor) -> Opened:
-        """The samples ``index`` (M,), in that order, numbered anew from 0."""
+    def subset(self, index: Tensor) -> OpenedSplit:
+        """The samples ``index`` (M,), in that order, numbered from 0 again."""
 
     def identities(self) -> Iterator[bytes] | None:
-        """What tells each image from all others and from a changed one; None: it may be another each time."""
+        """What tells each image from all others and from its earlier versions; None: it may be another each time."""
         return None
 
     def picture(self, index: int) -> Picture:
-        """The image of a sample, for a view of it or a crop."""
-        return FromSource(self.source(index), self.view)
+        """The image of a sample, to be seen whole or cropped."""
+        return Picture(self.source(index), self.view)
 
     def pixels(self, index: int) -> Tensor:
         """One image as evaluation sees it, uint8 (C, H, W)."""
@@ -128,12 +128,12 @@ class Opened(ABC):
         self,
         plan: Sequence[Tensor],
         *,
-        augment: Augment | None = None,
+        augment: Augmentation | None = None,
         seed: int = 0,
         epoch: int = 0,
         device: str | torch.device = "cpu",
         workers: int = 0,
-    ) -> Iterator[Batch]:
+    ) -> Iterator[ImageBatch]:
         """One batch for each (B,) tensor of sample numbers in ``plan``; unchanged views without ``augment``.
 
         ``workers`` processes decode files ahead of the training; 0 decodes them here. The batches are the same.
@@ -141,21 +141,21 @@ class Opened(ABC):
         device = torch.device(device)
         memory, pinned = Reused(), device.type == "cuda"
 
-        def batch(index: Tensor, images: Tensor) -> Batch:
+        def batch(index: Tensor, images: Tensor) -> ImageBatch:
             labels = self.labels[index].to(device, non_blocking=True)
-            # What is not pinned is written again by the workers, and has to have arrived before.
+            # Workers write again to memory that is not pinned, so its copy must be complete.
             index, images = index.to(device, non_blocking=True), images.to(device, non_blocking=pinned)
             out = memory.empty(images.shape, device)
             if augment:
-                return Batch(augment(images, index, seed=seed, epoch=epoch, opened=True, out=out), labels, index)
-            return Batch(self.view.normalize(images, out), labels, index)
+                return ImageBatch(augment(images, index, seed=seed, epoch=epoch, opened=True, out=out), labels, index)
+            return ImageBatch(self.view.normalize(images, out), labels, index)
 
-        made = opened(self, plan, augment, seed=seed, epoch=epoch, workers=workers, pinned=pinned)
-        yield from map(batch, plan, made)
+        images = open_batches(self, plan, augment, seed=seed, epoch=epoch, workers=workers, pinned=pinned)
+        yield from map(batch, plan, images)
 
 
 @dataclass(frozen=True, eq=False)
-class OnDisk(Opened):
+class OnDisk(OpenedSplit):
     """A split of image files.
 
     Args:
@@ -176,15 +176,15 @@ class OnDisk(Opened):
         """A hash of all relative paths, file sizes and labels in their order."""
         digest = hashlib.blake2b(digest_size=16)
         for path, label in zip(self.paths, self.labels.tolist(), strict=True):
-            digest.update(f"{path}\0{self._found(path).st_size}\0{label}\n".encode(errors="surrogateescape"))
+            digest.update(f"{path}\0{self._stat(path).st_size}\0{label}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
     def identities(self) -> Iterator[bytes]:
         for path in self.paths:
-            found = self._found(path)
-            yield f"{path}\0{found.st_size}\0{found.st_mtime_ns}".encode(errors="surrogateescape")
+            stat = self._stat(path)
+            yield f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode(errors="surrogateescape")
 
-    def _found(self, path: str) -> os.stat_result:
+    def _stat(self, path: str) -> os.stat_result:
         try:
             return os.stat(self.root / path)
         except OSError as error:
@@ -197,13 +197,42 @@ class OnDisk(Opened):
         return self.root / self.paths[index]
 
 
-Split = InMemory | Opened
+Split = InMemory | OpenedSplit
 
 
-def typical_side(split: Split, looked_at: int = 9) -> int | None:
-    """The median of the shorter sides of some images, before they are scaled to the view; None: they are not scaled."""
+def typical_side(split: Split) -> int | None:
+    """The median of the shorter sides of some image files; None: images are in memory, or none can be read."""
     if isinstance(split, InMemory) or not len(split):
         return None
-    places = torch.linspace(0, len(split) - 1, min(looked_at, len(split))).long().tolist()
-    sides = sorted(side for place in places if (side := shorter_side(split.source(place))) is not None)
+    sides = sorted(side for place in _spread(split, 9) if (side := shorter_side(split.source(place))) is not None)
     return sides[len(sides) // 2] if sides else None
+
+
+def share_inside(samples: Split, others: Split) -> float:
+    """The share of the samples whose image is, byte for byte, one of the others; only some samples are compared.
+
+    Images that are neither in memory nor files of their own cannot be compared: 0.
+    """
+    places = _spread(samples, 200)
+    if isinstance(samples, InMemory) and isinstance(others, InMemory):
+        wanted = [_digest(samples.images[place].numpy().tobytes()) for place in places]
+        there = {_digest(image.tobytes()) for image in others.images.numpy()}
+    elif isinstance(samples, OnDisk) and isinstance(others, OnDisk):
+        paths = [samples.source(place) for place in places]
+        sizes = {path.stat().st_size for path in paths}
+        # Only files of the same size are read: of photos, hardly one.
+        alike = [path for path in map(others.source, range(len(others))) if path.stat().st_size in sizes]
+        wanted, there = [_digest(path.read_bytes()) for path in paths], {_digest(path.read_bytes()) for path in alike}
+    else:
+        return 0.0
+    return sum(each in there for each in wanted) / max(1, len(wanted))
+
+
+def _spread(split: Split, most: int) -> list[int]:
+    """Sample numbers, ``most`` or all, evenly spread."""
+    places: list[int] = torch.linspace(0, len(split) - 1, min(most, len(split))).long().tolist()
+    return places
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()

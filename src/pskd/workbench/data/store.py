@@ -1,44 +1,46 @@
 """Decoded images in one mapped file with an index, which grows and is never rewritten.
 
-A folder holds `pixels.bin`, the images (H, W, C) uint8 one after the other, and `index.bin`, a record for each: the
-image's key, where it begins, its size and what it is. A record is written when its pixels are on the disk. So a process
-can be killed at any instant: what has no record is overwritten by the next one that builds, under a lock.
+A folder holds `pixels.bin`, the images (H, W, C) uint8 one after the other, and `index.bin`, a record for each. A
+record is written when its pixels are on the disk. So a process can be killed at any instant: pixels without a record
+are overwritten by the next process that adds images, under a lock.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import mmap
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from pskd.errors import PskdError
-from pskd.workbench.data.reason import reason
+from pskd.workbench.data.refusing import refusing
 from pskd.workbench.reading import open_file, read_json
-from pskd.workbench.space import shown
+from pskd.workbench.space import format_bytes
 
 COMMIT_BYTES, COMMIT_SECONDS = 64_000_000, 1.0  # what a kill can cost
 RESERVE = 256_000_000  # bytes of a disk that are left to others
-_WORDS = 6  # of a record: key (2), offset, height and width, kind, checksum
+# Of an image: its key, the byte at which it begins, its size, what was done to it, and a checksum of all these.
+RECORD = np.dtype(
+    [("key", "<u8", 2), ("offset", "<u8"), ("width", "<u4"), ("height", "<u4"), ("kind", "<u8"), ("checksum", "<u8")]
+)
 _MAGIC = "decoded images of pskd"
 
 
-class Entry(NamedTuple):
+class StoredImage(NamedTuple):
     """A kept image: (H, W, C) uint8, and a small number that says what was done to it."""
 
     pixels: np.ndarray
     kind: int
 
 
-class Entries(NamedTuple):
+class NewImages(NamedTuple):
     """Images to be kept: all their bytes, and the height, the width and the kind of each, (M, 3) int64."""
 
     pixels: Tensor
@@ -60,137 +62,121 @@ class Store:
 
     def refresh(self) -> None:
         """See what others have added."""
-        size = self._pixels_file.stat().st_size
-        records = self._records()
-        sound = _checksum(records) == records[:, -1]
-        offset, bytes_ = records[:, 2], self._bytes(records)
-        sound &= (bytes_ > 0) & (bytes_ <= size) & (offset <= np.uint64(size) - np.minimum(bytes_, np.uint64(size)))
-        self._order = np.argsort(records[sound, 0], kind="stable")
+        size = (self.folder / "pixels.bin").stat().st_size
+        with open_file(self.folder / "index.bin") as file:
+            content = file.read()
+        records = np.frombuffer(content, RECORD, len(content) // RECORD.itemsize)
+        length = self.lengths(records)
+        sound = _checksum(records) == records["checksum"]
+        sound &= (length > 0) & (length <= size) & (records["offset"] <= size - np.minimum(length, np.uint64(size)))
         self.records = records[sound]
+        self._order = np.argsort(self.records["key"][:, 0], kind="stable")
         self._map: np.ndarray | None = None
+
+    def lengths(self, records: np.ndarray) -> np.ndarray:
+        """The images' bytes (N) uint64; 0 for a size that no image has."""
+        height, width = (records[side].astype("<u8") for side in ("height", "width"))
+        sane = (height < 2**20) & (width < 2**20)
+        return np.where(sane, height * width * np.uint64(self.channels), np.uint64(0))
 
     def places(self, keys: np.ndarray) -> np.ndarray:
         """Where in the index the images with these ``keys`` (N, 2) uint64 are: (N) int64, -1 for those that are not."""
         if not len(self.records):
             return np.full(len(keys), -1)
-        near = np.searchsorted(self.records[self._order, 0], keys[:, 0]).clip(max=len(self._order) - 1)
-        found = self._order[near]
-        return np.where((self.records[found, :2] == keys).all(1), found, -1)
+        known = self.records["key"]
+        near = np.searchsorted(known[self._order, 0], keys[:, 0]).clip(max=len(self._order) - 1)
+        places = self._order[near]
+        return np.where((known[places] == keys).all(1), places, -1)
 
-    def __getitem__(self, place: int) -> Entry:
-        """One image; its pixels are a view of the mapped file, which others do not see changes of."""
+    def __getitem__(self, place: int) -> StoredImage:
+        """One image; its pixels are a view of the mapped file, and no change of them reaches the file."""
         if self._map is None:
-            self._map = _mapped(self._pixels_file)
-        _, _, offset, size, kind, _ = map(int, self.records[place])
-        height, width = size >> 32, size & 0xFFFFFFFF
+            with open_file(self.folder / "pixels.bin") as file:  # private, as torch warns of memory that is read-only
+                self._map = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+        _, offset, width, height, kind, _ = self.records[place].item()
         pixels = self._map[offset : offset + height * width * self.channels]
-        return Entry(pixels.reshape(height, width, self.channels), kind)
+        return StoredImage(pixels.reshape(height, width, self.channels), kind)
 
     @contextlib.contextmanager
-    def adding(self) -> Iterator[Adding]:
-        """Alone among all processes, add images; what a killed process left unfinished is cut off first."""
+    def adding(self) -> Iterator[Writer]:
+        """Add images, as the only one of all processes; what a killed process left unfinished is cut off first."""
         import fcntl
 
-        try:
-            with open(self.folder / "lock", "ab", opener=_no_link) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                self.refresh()
-                with Adding(self) as adding:
-                    yield adding
-        except OSError as error:
-            raise self._refused(error) from error
+        with self._writing(), self._open("lock", "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.refresh()
+            with self._open("index.bin", "r+b") as index, self._open("pixels.bin", "r+b") as pixels:
+                writer = Writer(self, index, pixels)
+                try:
+                    yield writer
+                finally:
+                    writer.commit()
         self.refresh()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_map": None}  # a mapped file would be copied
 
-    @property
-    def _pixels_file(self) -> Path:
-        return self.folder / "pixels.bin"
-
-    @property
-    def _index_file(self) -> Path:
-        return self.folder / "index.bin"
-
-    def _records(self) -> np.ndarray:
-        with open_file(self._index_file) as file:
-            content = file.read()
-        whole = len(content) // (8 * _WORDS) * 8 * _WORDS
-        return np.frombuffer(content[:whole], "<u8").reshape(-1, _WORDS)
-
-    def _bytes(self, records: np.ndarray) -> np.ndarray:
-        height, width = records[:, 3] >> np.uint64(32), records[:, 3] & np.uint64(0xFFFFFFFF)
-        sane = (height < 2**20) & (width < 2**20)
-        return np.where(sane, height * width * np.uint64(self.channels), 0).astype(np.uint64)
-
     def _begin(self) -> None:
-        about = {"what": _MAGIC, **self.about}
-        file = self.folder / "about.json"
-        try:
+        about, file = {"what": _MAGIC, **self.about}, self.folder / "about.json"
+        with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             if not file.exists():
-                if set(os.listdir(self.folder)) - {"pixels.bin", "index.bin", "lock"} - _begun(self.folder):
+                # Other processes may have begun, too, and been killed.
+                names = {name for name in os.listdir(self.folder) if not name.startswith(".about.")}
+                if names - {"pixels.bin", "index.bin", "lock"}:
                     raise PskdError(f"data.cache: {self.folder} holds something else: name another folder")
-                beside = self.folder / f".about.{os.getpid()}.json"
-                with open(beside, "w", opener=_no_link) as text:
-                    json.dump(about, text, indent=2)
-                beside.replace(file)
-            for name in (self._pixels_file, self._index_file):
-                open(name, "ab", opener=_no_link).close()
-        except OSError as error:
-            raise self._refused(error) from error
+                beside = f".about.{os.getpid()}.json"
+                with self._open(beside, "wb") as content:
+                    content.write(json.dumps(about, indent=2).encode())
+                (self.folder / beside).replace(file)
+            for name in ("pixels.bin", "index.bin"):
+                self._open(name, "ab").close()
         if read_json(file, 2**16) != about:
             raise PskdError(f"data.cache: {self.folder} was made for other images: name another folder, or remove it")
 
-    def _refused(self, error: OSError) -> PskdError:
-        advice = "name another place with data.cache=..., or leave it out: the results are the same"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return PskdError(f"data.cache: the disk of {self.folder} is full; free some space, {advice}")
-        return PskdError(f"data.cache: cannot write to {self.folder} ({reason(error)}): {advice}")
+    def _open(self, name: str, mode: str) -> IO[bytes]:
+        """Open a file for writing; a link is not followed."""
+        return open(self.folder / name, mode, opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o644))
+
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        advice = "free some space, name another place with data.cache=..., or leave it out: the results are the same"
+        return refusing(f"data.cache: cannot write to {self.folder}", advice, OSError)
 
 
-class Adding:
+class Writer:
     """Adds images to a store, whose lock is held."""
 
-    def __init__(self, store: Store) -> None:
-        self.store, records = store, store.records
-        ends = records[:, 2] + store._bytes(records)
-        self._offset, self._kept = (int(ends.max()) if len(ends) else 0), records
-        self._new: list[tuple[int, ...]] = []
+    def __init__(self, store: Store, index: IO[bytes], pixels: IO[bytes]) -> None:
+        self.store, self._index, self._pixels = store, index, pixels
+        self._new: list[tuple[Any, ...]] = []
         self._unsaved, self._saved_at = 0, time.monotonic()
+        records = store.records
+        self._offset = int((records["offset"] + store.lengths(records)).max(initial=0))
+        if index.seek(0, os.SEEK_END) != records.nbytes:  # torn or damaged records; the sound ones stay
+            index.seek(0)
+            index.write(records.tobytes())
+            index.truncate()
+        pixels.truncate(self._offset)
+        pixels.seek(self._offset)
 
-    def __enter__(self) -> Adding:
-        self._index = open(self.store._index_file, "r+b", opener=_no_link)
-        self._pixels = open(self.store._pixels_file, "r+b", opener=_no_link)
-        if self._index.seek(0, os.SEEK_END) != self._kept.nbytes:  # torn or damaged records; the sound ones stay
-            self._index.seek(0)
-            self._index.write(self._kept.tobytes())
-            self._index.truncate()
-        self._pixels.truncate(self._offset)
-        self._pixels.seek(self._offset)
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        with self._index, self._pixels:
-            self._commit()
-
-    def add(self, keys: np.ndarray, entries: Entries) -> None:
+    def add(self, keys: np.ndarray, images: NewImages) -> None:
         """Append images with these ``keys`` (M, 2); they count a second later, or when enough of them are there."""
-        self._pixels.write(entries.pixels.numpy().data)
-        for (first, second), (height, width, kind) in zip(keys.tolist(), entries.about.tolist(), strict=True):
-            self._new.append((first, second, self._offset, height << 32 | width, kind, 0))
+        self._pixels.write(images.pixels.numpy().data)
+        for key, (height, width, kind) in zip(keys.tolist(), images.about.tolist(), strict=True):
+            self._new.append((key, self._offset, width, height, kind, 0))
             self._offset += height * width * self.store.channels
-        self._unsaved += len(entries.pixels)
+        self._unsaved += len(images.pixels)
         if self._unsaved > COMMIT_BYTES or time.monotonic() - self._saved_at > COMMIT_SECONDS:
-            self._commit()
+            self.commit()
 
-    def _commit(self) -> None:
+    def commit(self) -> None:
+        """Write the pixels to the disk, and then their records."""
         if not self._new:
             return
         self._pixels.flush()
         os.fsync(self._pixels.fileno())
-        records = np.array(self._new, "<u8")
-        records[:, -1] = _checksum(records)
+        records = np.array(self._new, RECORD)
+        records["checksum"] = _checksum(records)
         self._index.write(records.tobytes())
         self._index.flush()
         os.fsync(self._index.fileno())
@@ -202,36 +188,22 @@ def check_space(folder: Path, needed: float, what: str) -> None:
     """Refuse what would fill the disk."""
     if (free := free_space(folder)) < needed + RESERVE:
         raise PskdError(
-            f"data.cache={folder} needs {shown(needed + RESERVE)} for {what} and there are {shown(free)}: free some"
-            " space, name another place, or leave it out: the results are the same"
+            f"data.cache={folder} needs {format_bytes(needed + RESERVE)} for {what}"
+            f" and there are {format_bytes(free)}: free some space, name another place,"
+            " or leave it out: the results are the same"
         )
 
 
 def free_space(folder: Path) -> float:
     """Bytes that this user can still write there."""
-    found = os.statvfs(folder)
-    return float(found.f_bavail * found.f_frsize)
+    disk = os.statvfs(folder)
+    return float(disk.f_bavail * disk.f_frsize)
 
 
 def _checksum(records: np.ndarray) -> np.ndarray:
     """A number (N) uint64 that says whether a record is whole."""
     total = np.full(len(records), 0x9E3779B97F4A7C15, np.uint64)
-    for word in range(_WORDS - 1):
-        total = (total ^ records[:, word]) * np.uint64(0xBF58476D1CE4E5B9)
+    for word in records.view("<u8").reshape(-1, RECORD.itemsize // 8).T[:-1]:
+        total = (total ^ word) * np.uint64(0xBF58476D1CE4E5B9)
         total ^= total >> np.uint64(29)
     return total
-
-
-def _mapped(path: Path) -> np.ndarray:
-    """The bytes of a file; private, as torch warns of memory that cannot be written."""
-    with open_file(path) as file:
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
-
-
-def _begun(folder: Path) -> set[str]:
-    """What processes that were killed, or are at it, have not renamed yet."""
-    return {path.name for path in folder.glob(".about.*.json")}
-
-
-def _no_link(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_NOFOLLOW, 0o644)

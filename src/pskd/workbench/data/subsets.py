@@ -6,7 +6,7 @@ All draws depend on the seed alone.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,35 +16,23 @@ from pskd.errors import PskdError
 from pskd.random import shuffled, uniform
 from pskd.workbench.data.image_data import ImageData, in_memory
 from pskd.workbench.data.splits import InMemory
-
-if TYPE_CHECKING:
-    from pskd.workbench.data.splits import Split
-    from pskd.workbench.data.view import View
+from pskd.workbench.data.view import View
 
 
 def first_classes(data: ImageData, num_classes: int) -> ImageData:
-    """The data set of the first ``num_classes`` classes only."""
+    """The data set with its first ``num_classes`` classes only."""
     if not 2 <= num_classes <= len(data.classes):
         raise PskdError(f"data.num_classes={num_classes}: take 2 to {len(data.classes)}, the classes of '{data.name}'")
-
-    def keep(split: Split) -> Split:
-        return split.subset((split.labels < num_classes).nonzero().squeeze(1))
-
-    return replace(
-        data,
-        classes=data.classes[:num_classes],
-        train=keep(data.train),
-        val=None if data.val is None else keep(data.val),
-        test=keep(data.test),
-    )
+    parts: dict[str, Any] = {
+        name: split.subset((split.labels < num_classes).nonzero().squeeze(1)) for name, split in data.splits.items()
+    }
+    return replace(data, classes=data.classes[:num_classes], **parts)
 
 
-def smaller(data: ImageData, image_size: int) -> ImageData:
+def shrink_images(data: ImageData, image_size: int) -> ImageData:
     """The data set with square images of ``image_size`` pixels, each the mean of those it covers."""
     parts: dict[str, Any] = {}
-    for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
-        if split is None:
-            continue
+    for name, split in data.splits.items():
         assert isinstance(split, InMemory)
         if image_size > min(split.images.shape[2:]):
             sides = " x ".join(map(str, split.images.shape[2:]))
@@ -54,18 +42,14 @@ def smaller(data: ImageData, image_size: int) -> ImageData:
     return in_memory(data.name, data.classes, **parts)
 
 
-def seen_as(data: ImageData, view: View) -> ImageData:
+def change_view(data: ImageData, view: View) -> ImageData:
     """The data set in another view."""
-    splits = {"train": data.train, "val": data.val, "test": data.test}
-    seen: dict[str, Any] = {
-        name: None if split is None else replace(split, view=view)  # type: ignore[type-var]
-        for name, split in splits.items()
-    }
+    seen: dict[str, Any] = {name: replace(split, view=view) for name, split in data.splits.items()}  # type: ignore[type-var]
     return replace(data, view=view, **seen)
 
 
-def few_per_class(data: ImageData, per_class: int, seed: int, *, at_most: bool = False) -> ImageData:
-    """The data set with ``per_class`` training samples of each class, or at most so many."""
+def limit_per_class(data: ImageData, per_class: int, seed: int, *, at_most: bool = False) -> ImageData:
+    """The data set with ``per_class`` training samples of each class, or with all of a class that has fewer."""
     labels = data.train.labels
     counts = labels.bincount(minlength=len(data.classes))
     smallest = int(counts.argmin())
@@ -74,7 +58,7 @@ def few_per_class(data: ImageData, per_class: int, seed: int, *, at_most: bool =
             f"data.per_class={per_class}: take 1 to {counts[smallest]}, "
             f"the number of training images of class '{data.classes[smallest]}'"
         )
-    keep = drawn_per_class(labels, counts.clamp(max=per_class), seed, "per_class")
+    keep = draw_per_class(labels, counts.clamp(max=per_class), seed, "per_class")
     return replace(data, train=data.train.subset(keep.nonzero().squeeze(1)))
 
 
@@ -93,7 +77,7 @@ def hold_out(data: ImageData, fraction: float, seed: int) -> ImageData:
     return replace(data, train=data.train.subset(train), val=data.train.subset(val))
 
 
-def mislabelled(data: ImageData, share: float, seed: int) -> ImageData:
+def add_label_noise(data: ImageData, share: float, seed: int) -> ImageData:
     """The data set with this share of its training labels replaced, each by any of the other classes alike."""
     if not 0 < share < 1:
         raise PskdError(f"data.noise={share}: give the share of training labels to replace, 0 or more and less than 1")
@@ -105,12 +89,12 @@ def mislabelled(data: ImageData, share: float, seed: int) -> ImageData:
     return replace(data, train=replace(data.train, labels=noisy))  # type: ignore[type-var]
 
 
-def drawn_per_class(labels: Tensor, counts: Tensor, seed: int, stream: str) -> Tensor:
+def draw_per_class(labels: Tensor, counts: Tensor, seed: int, stream: str) -> Tensor:
     """Draw ``counts[c]`` random samples of each class c: a mask (N,) over ``labels`` (N,)."""
     order = shuffled(torch.arange(len(labels)), seed=seed, epoch=0, stream=stream)
     by_class = order[labels[order].argsort(stable=True)]  # class after class, shuffled inside
     sizes = labels.bincount(minlength=len(counts))
     rank = torch.arange(len(labels)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-    drawn = torch.zeros(len(labels), dtype=torch.bool)
-    drawn[by_class] = rank < counts.repeat_interleave(sizes)
-    return drawn
+    mask = torch.zeros(len(labels), dtype=torch.bool)
+    mask[by_class] = rank < counts.repeat_interleave(sizes)
+    return mask

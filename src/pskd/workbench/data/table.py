@@ -9,10 +9,10 @@ import torch
 
 from pskd.errors import PskdError, installed_by
 from pskd.workbench import registry
-from pskd.workbench.data.columns import classes_of, column, drawn_test, needed_column, split_of
+from pskd.workbench.data.columns import classes_of, draw_test, find_column, require_column, split_of
 from pskd.workbench.data.folder import photo_view
 from pskd.workbench.data.image_data import ImageData
-from pskd.workbench.data.reason import place, reason
+from pskd.workbench.data.refusing import refusing, require_root
 from pskd.workbench.data.splits import OnDisk
 
 Columns = dict[str, list[str]]
@@ -35,18 +35,18 @@ def load_table(
         label: the column of the classes.
         split: the column that says train, val or test; without one a fifth of each class is the test split.
     """
-    file = place("table", root, "file")
+    file = require_root("table", root, "file")
     source = f"'{file}'"
     rows = _parquet(file) if file.suffix == ".parquet" else _csv(file)
-    paths = rows[needed_column("image", image, rows, source)]
-    named = rows[needed_column("label", label, rows, source)]
+    paths = rows[require_column("image", image, rows, source)]
+    named = rows[require_column("label", label, rows, source)]
     for number, cells in enumerate(zip(paths, named, strict=True), start=1):
         if not all(cells):
             raise PskdError(f"{source}: row {number} has no path or no label: fill it in, or remove the row")
     classes, labels = classes_of(named, source)
-    split_column = column("split", split, rows, source)
+    split_column = find_column("split", split, rows, source)
     if split_column is None:
-        test = drawn_test(labels, len(classes))
+        test = draw_test(labels, len(classes))
         masks = {"train": ~test, "test": test}
     else:
         masks = _masks(rows[split_column], source)
@@ -63,21 +63,21 @@ def load_table(
 
 def _masks(names: list[str], source: str) -> dict[str, torch.Tensor]:
     """Which rows belong to each split."""
-    found = [split_of(name) for name in names]
-    if None in found:
-        number = found.index(None)
+    splits = [split_of(name) for name in names]
+    if None in splits:
+        number = splits.index(None)
         raise PskdError(f"{source}: row {number + 1} is of the split {names[number]!r}; allowed are train, val, test")
-    return {split: torch.tensor([each == split for each in found]) for split in ("train", "val", "test")}
+    return {split: torch.tensor([each == split for each in splits]) for split in ("train", "val", "test")}
 
 
 def _csv(file: Path) -> Columns:
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as text:
-            reader = csv.DictReader(text, delimiter="\t" if file.suffix == ".tsv" else ",", strict=True)
-            rows = list(reader)
-            header = list(reader.fieldnames or ())
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise PskdError(f"cannot read '{file}' ({reason(error)}): name a CSV file with data.root=...") from error
+    errors = (OSError, UnicodeDecodeError, csv.Error)
+    with (
+        refusing(f"cannot read '{file}'", "name a CSV file with data.root=...", *errors),
+        file.open(newline="", encoding="utf-8-sig") as text,
+    ):
+        reader = csv.DictReader(text, delimiter="\t" if file.suffix == ".tsv" else ",", strict=True)
+        rows, header = list(reader), list(reader.fieldnames or ())
     if not rows:
         raise PskdError(f"'{file}' has no rows: the first line names the columns, each other one is an image")
     return {name: [(row[name] or "").strip() for row in rows] for name in header}
@@ -88,10 +88,8 @@ def _parquet(file: Path) -> Columns:
         import pyarrow.parquet
     except ImportError as error:
         raise PskdError(f"'{file}' needs pyarrow: {installed_by('hf')}, or save it as CSV") from error
-    try:
+    with refusing(f"cannot read '{file}'", "name a Parquet file with data.root=...", OSError, pyarrow.ArrowException):
         table = pyarrow.parquet.read_table(file)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise PskdError(f"cannot read '{file}' ({reason(error)}): name a Parquet file with data.root=...") from error
     return {
         name: ["" if value is None else str(value) for value in table[name].to_pylist()]
         for name in table.column_names

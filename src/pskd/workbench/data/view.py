@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
@@ -15,9 +15,10 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from pskd.errors import PskdError
-from pskd.tensors import cached_parts, constant, empty
+from pskd.tensors import constant
+from pskd.workbench.buffers import cached_parts, empty
 from pskd.workbench.data.jpeg import jpeg_pixels
-from pskd.workbench.data.reason import reason
+from pskd.workbench.data.refusing import refusing
 from pskd.workbench.reading import open_file
 
 LARGEST_SIDE = 32_768  # pixels of what a model sees
@@ -51,31 +52,32 @@ class View:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> View:
-        """The view that ``to_dict`` described."""
+        """The view that ``to_dict`` described, which may come from a stranger's file."""
         try:
             tuples: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
             view = cls(**tuples)
+            sides = (view.channels, *view.size, *([] if view.resize is None else [view.resize]))
+            numbers = (*view.mean, *view.std)
+            right = (
+                all(type(side) is int and 0 < side <= LARGEST_SIDE for side in sides)
+                and all(isinstance(number, int | float) and -1e6 < number < 1e6 for number in numbers)
+                and all(view.std)
+                and len(view.size) == 2
+                and view.channels in (1, 3)
+                and view.channels == len(view.mean) == len(view.std)
+            )
         except TypeError as error:
             raise PskdError(f"this is no description of a view ({error}): {dict(values)}") from error
-        if not isinstance(view.size, tuple) or not isinstance(view.mean, tuple) or not isinstance(view.std, tuple):
-            raise PskdError(f"a view needs lists of sizes, means and deviations: {view}")
-        whole = (view.channels, *view.size, *([] if view.resize is None else [view.resize]))
-        if not all(isinstance(side, int) and 0 < side <= LARGEST_SIDE for side in whole) or not all(
-            isinstance(value, int | float) and -1e6 < value < 1e6 for value in (*view.mean, *view.std)
-        ):
-            raise PskdError(f"a view needs sizes up to {LARGEST_SIDE} pixels, and numbers as means: {view}")
-        if (
-            not all(view.std)
-            or len(view.size) != 2
-            or not view.channels == len(view.mean) == len(view.std)
-            or view.channels not in (1, 3)
-        ):
-            raise PskdError(f"a view needs two sizes and, for 1 or 3 channels, as many means and deviations: {view}")
+        if not right:
+            raise PskdError(
+                f"a view needs two sizes up to {LARGEST_SIDE} pixels, and a mean and a deviation for each of its 1 or 3"
+                f" channels: {view}"
+            )
         return view
 
     def open(self, source: Source) -> Tensor:
         """Read an image file as uint8 (C, H, W): scaled and cut out as evaluation sees it."""
-        return pixels(centred(decode(source, self.channels, self.as_stored), self.size, self.resize))
+        return pixels(cut_centre(decode(source, self.channels, self.as_stored), self.size, self.resize))
 
     def normalize(self, images: Tensor, out: Tensor | None = None) -> Tensor:
         """Pixels in 0..255 (uint8 or float, (B, C, H, W)) as the model's float32 input on the same device.
@@ -95,34 +97,31 @@ class View:
         return images.mul_(factor.view(-1, 1, 1)).add_(by_channel.view(-1, 1, 1))
 
 
-def centred(image: Image.Image, size: tuple[int, int], resize: int | None) -> Image.Image:
+def cut_centre(image: Image.Image, size: tuple[int, int], resize: int | None) -> Image.Image:
     """The central part of an image at a fixed size: see ``View``."""
     scale = scale_of(image.size, size, resize)
     if (middle := middle_of(image.size, size, scale)) is not None:
         image = image.crop(middle)
-    image = image.resize(scaled(image.size, scale, size), Image.Resampling.BILINEAR)
+    image = image.resize(scale_size(image.size, scale, size), Image.Resampling.BILINEAR)
     height, width = size
     left, top = round((image.width - width) / 2), round((image.height - height) / 2)
     return image.crop((left, top, left + width, top + height))
 
 
 def scale_of(image_size: tuple[int, int], size: tuple[int, int], resize: int | None) -> float:
-    """What an image of a width and height is scaled by, before the centre of height and width ``size`` is cut out."""
+    """The factor that scales an image (width, height), before its centre of ``size`` (height, width) is cut out."""
     scale = max(size[0] / image_size[1], size[1] / image_size[0])
     return scale if resize is None else scale * (resize / max(size))
 
 
-def scaled(image_size: tuple[int, int], scale: float, at_least: tuple[int, int] = (1, 1)) -> tuple[int, int]:
-    """Width and height of a scaled image, at least a height and a width."""
+def scale_size(image_size: tuple[int, int], scale: float, at_least: tuple[int, int] = (1, 1)) -> tuple[int, int]:
+    """Width and height of a scaled image, but no less than ``at_least``, a height and a width."""
     # The tolerance keeps 341 from becoming 340.99... and then 340.
     return max(at_least[1], int(image_size[0] * scale + 1e-6)), max(at_least[0], int(image_size[1] * scale + 1e-6))
 
 
 def middle_of(image_size: tuple[int, int], size: tuple[int, int], scale: float) -> tuple[int, int, int, int] | None:
-    """A very long image's middle: of 1 x 10,000 pixels little is seen, but scaled up whole it would fill the memory.
-
-    None: it is not that long.
-    """
+    """The middle of a very long image, which scaled up whole would fill the memory, as a box; None: it is not long."""
     limit = 4 * max(size) / scale
     if max(image_size) <= limit:
         return None
@@ -136,47 +135,45 @@ def decode(source: Source, channels: int, as_stored: bool = False) -> Image.Imag
 
     It is turned upright by its EXIF tag, unless it is wanted ``as_stored``.
     """
-    with readable(source):
-        return converted(opened(source, as_stored), channels)
+    with naming_image(source):
+        return convert_image(open_image(source, as_stored), channels)
 
 
-def opened(source: Source, as_stored: bool = False) -> Image.Image:
+def open_image(source: Source, as_stored: bool = False) -> Image.Image:
     """An image whose size is known; its pixels are decoded when they are asked for, unless it has to be turned."""
     if isinstance(source, Image.Image):
         return source
     if isinstance(source, (str, os.PathLike)):
         with open_file(source) as file:
             source = io.BytesIO(file.read())  # in one go, and no file stays open until the pixels are wanted
-    image = Image.open(source)
+    try:
+        image = Image.open(source)
+    except UnidentifiedImageError:
+        raise ValueError("it is no image") from None
     turned = not as_stored and image.getexif().get(ORIENTATION, 1) != 1
     return ImageOps.exif_transpose(image) if turned else image
 
 
-@contextlib.contextmanager
-def readable(source: Source) -> Iterator[None]:
-    """What goes wrong with an image file, in one line that names it."""
-    try:
-        yield
-    except Exception as error:  # on damaged files Pillow's decoders raise whatever they stumble over
-        why = "it is no image" if isinstance(error, UnidentifiedImageError) else reason(error)
-        name = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", "a stream")
-        raise PskdError(f"cannot read image '{os.fspath(name)}' ({why}): repair or remove it") from error
+def naming_image(source: Source) -> contextlib.AbstractContextManager[None]:
+    """Whatever goes wrong with an image becomes one line that names it; Pillow's decoders raise errors of any kind."""
+    name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else getattr(source, "name", "a stream")
+    return refusing(f"cannot read image '{name}'", "repair or remove it", Exception)
 
 
 def shorter_side(source: Source) -> int | None:
-    """Pixels of an image's shorter side; None where it cannot be read, which the training will say."""
+    """Pixels of an image's shorter side; None where it cannot be read, which the training will report."""
     try:
-        with readable(source):
-            return min(opened(source, as_stored=True).size)
+        with naming_image(source):
+            return min(open_image(source, as_stored=True).size)
     except PskdError:
         return None
 
 
-def converted(image: Image.Image, channels: int) -> Image.Image:
-    """A decoded image as 8-bit grey (1) or RGB (3); the very one if it is that already."""
+def convert_image(image: Image.Image, channels: int) -> Image.Image:
+    """A decoded image as 8-bit grey (1) or RGB (3); the same object if it is that already."""
     mode = "L" if channels == 1 else "RGB"
-    if image.mode == mode and (found := jpeg_pixels(image)) is not None:
-        return Image.fromarray(found)
+    if image.mode == mode and (array := jpeg_pixels(image)) is not None:
+        return Image.fromarray(array)
     if image.mode.startswith("I"):  # 16 bits, which convert() would cut off at 255
         return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8)).convert(mode)
     if image.mode == "P" and "transparency" in image.info:

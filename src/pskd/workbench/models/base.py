@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pskd.errors import PskdError
+from pskd.settings import Range
 from pskd.workbench import registry
 
 Family = TypeVar("Family", bound=Callable[..., nn.Module])
 # Papers and their code differ in these, so a published name only presets them: an option can still change them.
 PRESET = frozenset({"init", "shortcut"})
-INITS = ("he", "he_fc", "torch")
+Init = Literal["he", "he_fc", "torch"]
+Size = Annotated[int, Range(ge=1)]  # the memory is the upper bound
 
 
 def family(name: str, **published: Mapping[str, Any]) -> Callable[[Family], Family]:
-    """Register a family of networks, and published members of it by the options that their names settle or preset."""
+    """Register a family of networks, and its published members by the options that their names fix or preset."""
 
     def decorate(build: Family) -> Family:
         registry.models.register(name)(build)
-        for member, settled in published.items():
-            registry.models.register(member)(partial(build, **settled))
+        for member, options in published.items():
+            registry.models.register(member)(partial(build, **options))
         return build
 
     return decorate
@@ -53,10 +55,9 @@ class StagedNet(nn.Module):
         stage_channels: Sequence[int],
         norm: nn.Module,
         num_classes: int,
-        init: str,
+        init: Init,
     ) -> None:
         super().__init__()
-        check_one_of(type(self).__name__, INITS, init=init)
         self.stem = stem
         self.stages = nn.Sequential(*stages)
         self.stage_channels = tuple(stage_channels)
@@ -97,9 +98,20 @@ def conv_norm_relu(in_channels: int, out_channels: int, size: int, stride: int =
     return conv_norm(in_channels, out_channels, size, stride, groups).append(nn.ReLU(inplace=True))
 
 
-def block_strides(stage: int, blocks: int) -> list[int]:
-    """The stride of each block of a stage: the first block of every stage but the first (0) halves the map."""
-    return [2 if stage > 0 and block == 0 else 1 for block in range(blocks)]
+def build_stages(
+    block: Callable[[int, int, int], nn.Module], in_channels: int, stage_channels: Sequence[int], blocks: Sequence[int]
+) -> list[nn.Sequential]:
+    """The stages of a network, of so many ``blocks`` each; ``block(in_channels, out_channels, stride)`` builds one.
+
+    The first block of every stage but the first halves the map.
+    """
+    stages = []
+    for stage, (out_channels, count) in enumerate(zip(stage_channels, blocks, strict=True)):
+        stages.append(nn.Sequential())
+        for number in range(count):
+            stages[-1].append(block(in_channels, out_channels, 2 if stage > 0 and number == 0 else 1))
+            in_channels = out_channels
+    return stages
 
 
 class _AddZeroPadded(torch.autograd.Function):
@@ -127,31 +139,15 @@ def add_zero_padded(residual: Tensor, shortcut: Tensor) -> Tensor:
     return total
 
 
-def check_positive(family: str, **options: object) -> None:
-    """Each option must be a positive whole number."""
-    for option, value in options.items():
-        if not isinstance(value, int) or value < 1:
-            raise PskdError(f"model {family!r}: {option}={value!r} must be a positive whole number")
-
-
-def check_one_of(family: str, allowed: Sequence[str], **options: object) -> None:
-    """Each option must be one of the allowed words."""
-    for option, value in options.items():
-        if value not in allowed:
-            raise PskdError(f"model {family!r}: {option}={value!r} must be one of {', '.join(allowed)}")
-
-
-def check_blocks(family: str, blocks: Sequence[int]) -> None:
+def check_blocks(blocks: Sequence[int]) -> None:
     """``blocks`` must give every stage a positive number of blocks."""
     if not isinstance(blocks, list | tuple) or not blocks or not all(isinstance(n, int) and n > 0 for n in blocks):
-        raise PskdError(f"model {family!r}: blocks={blocks!r} must list a positive number of blocks per stage")
+        raise PskdError(f"blocks={blocks!r} must list a positive number of blocks per stage")
 
 
-def blocks_of_depth(family: str, depth: int, layers: int, stages: int = 3) -> int:
-    """Blocks per stage of a network of ``depth`` layers: stem, ``stages`` equal stages of blocks of ``layers``, fc."""
-    step = layers * stages
+def blocks_of_depth(depth: int, layers: int) -> int:
+    """Blocks per stage of a network of ``depth`` layers: stem, three equal stages of blocks of ``layers``, fc."""
+    step = 3 * layers
     if not isinstance(depth, int) or depth < step + 2 or (depth - 2) % step:
-        raise PskdError(
-            f"model {family!r}: depth={depth!r} must be {step} n + 2 with n >= 1: {step + 2}, {2 * step + 2}, ..."
-        )
+        raise PskdError(f"depth={depth!r} must be {step} n + 2 with n >= 1: {step + 2}, {2 * step + 2}, ...")
     return (depth - 2) // step

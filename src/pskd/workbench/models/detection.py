@@ -188,17 +188,17 @@ def _pool(strides: Sequence[int], side: int) -> MultiScaleRoIAlign:
     return pool
 
 
-def transferred(source: dict[str, Tensor], detector: nn.Module, origin: str) -> list[str]:
+def compare_weights(source: dict[str, Tensor], detector: nn.Module, origin: str) -> list[str]:
     """Which of the classifier's weights are in the detector, which are not, and what is new; the first line sums up."""
-    mine = detector.state_dict()
-    places = {tensor.data_ptr() for tensor in mine.values()}
-    given = {tensor.data_ptr() for tensor in source.values()}
-    taken = [name for name, tensor in source.items() if tensor.data_ptr() in places]
-    left = [name for name in source if name not in taken]
-    new = [name for name, tensor in mine.items() if tensor.data_ptr() not in given]
+    state = detector.state_dict()
+    in_detector = {tensor.data_ptr() for tensor in state.values()}
+    in_source = {tensor.data_ptr() for tensor in source.values()}
+    used = [name for name, tensor in source.items() if tensor.data_ptr() in in_detector]
+    left = [name for name, tensor in source.items() if tensor.data_ptr() not in in_detector]
+    new = [name for name, tensor in state.items() if tensor.data_ptr() not in in_source]
     return [
-        f"trunk from {origin}: {len(taken)} weights taken over, {len(left)} not ({', '.join(left)}); "
+        f"trunk from {origin}: {len(used)} weights taken over, {len(left)} not ({', '.join(left)}); "
         f"{len(new)} are new (log.txt lists all)",
-        f"taken over: {', '.join(taken)}",
+        f"taken over: {', '.join(used)}",
         f"new: {', '.join(new)}",
     ]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import pickle
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -14,7 +13,8 @@ import torch
 from torch import nn
 
 from pskd.errors import PskdError, installed_by
-from pskd.workbench.models.first_weights import HeadLayer, cache_only, head_of, tensors_only, with_channels
+from pskd.settings import nearest
+from pskd.workbench.models.first_weights import HeadLayer, adapt_channels, cache_only, head_of, tensors_only
 from pskd.workbench.models.modest import too_large
 
 _NOT_READ = "the file of its weights holds more than tensors, and is not read"
@@ -43,8 +43,8 @@ def create_external(name: str, num_classes: int, in_channels: int, options: dict
         raise PskdError(f"model {name!r}: {_NOT_READ}") from error
     except (TypeError, ValueError, KeyError, RuntimeError) as error:
         if too_large(error):
-            raise  # what is around the building says how much there is
-        if "weights_only" in str(error):  # timm says by advice what torch says by its class
+            raise  # `build_within_memory` says how much there is
+        if "weights_only" in str(error):  # timm raises no UnpicklingError, but advises to switch this off
             raise PskdError(f"model {name!r}: {_NOT_READ}") from error
         why = str(error).splitlines()[0]
         raise PskdError(f"model {name!r} refuses its options {options}: {why}") from error
@@ -70,21 +70,19 @@ def _torchvision(
 
 def _timm(timm: Any, member: str, num_classes: int, in_channels: int, options: dict[str, Any]) -> nn.Module:
     _check_known("timm", member.partition(".")[0], timm.list_models())
-    build = partial(timm.create_model, member, num_classes=num_classes, in_chans=in_channels, **options)
-    model: nn.Module
+    build: Callable[[], nn.Module] = partial(
+        timm.create_model, member, num_classes=num_classes, in_chans=in_channels, **options
+    )
     if options.get("pretrained"):
         with contextlib.suppress(OSError), cache_only():
-            model = build()
-            return model
-    model = build()
-    return model
+            return build()
+    return build()
 
 
 def _check_known(library: str, member: str, known: Collection[str]) -> None:
     if member not in known:
-        nearest = difflib.get_close_matches(member, known, n=1)
-        hint = f"the nearest is '{library}:{nearest[0]}'; " if nearest else ""
-        raise PskdError(f"model '{library}:{member}' is unknown: {hint}{library}'s list_models() lists all")
+        hint = nearest(member, known)
+        raise PskdError(f"model '{library}:{member}' is unknown: {library}'s list_models() lists all names{hint}")
 
 
 def _replace_head(name: str, model: nn.Module, num_classes: int) -> None:
@@ -107,12 +105,12 @@ def _replace_head(name: str, model: nn.Module, num_classes: int) -> None:
 
 
 def _take_channels(model: nn.Module, in_channels: int, trained: bool) -> None:
-    """torchvision's builders take 3 channels: repeat or drop those of the first filters, as the builder drew them.
+    """Give the first filters, which torchvision's builders make for 3 channels, another number of channels.
 
-    Of trained filters none is dropped.
+    Random channels are repeated or dropped. Trained ones are added up or spread evenly.
     """
     first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
     filters = first.weight.detach()
-    taken = with_channels(filters, in_channels) if trained else filters[:, torch.arange(in_channels) % 3]
-    first.weight = nn.Parameter(taken)
+    adapted = adapt_channels(filters, in_channels) if trained else filters[:, torch.arange(in_channels) % 3]
+    first.weight = nn.Parameter(adapted)
     first.in_channels = in_channels

@@ -34,10 +34,9 @@ class Head(nn.Module):
 
 
 class HeadedNet(nn.Module):
-    """A network with a head on each of its stages but the last.
+    """A network, ``deployed``, with a head on each of its stages but the last.
 
-    In training it returns a ``HeadedOutput``, in evaluation the network's logits alone. ``deployed`` is the network
-    without heads: what a finished run saves.
+    In training it returns a ``HeadedOutput``, in evaluation the network's logits alone.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -53,15 +52,17 @@ class HeadedNet(nn.Module):
         if not self.training:
             logits: Tensor = net(images)
             return logits
-        features, answers = net.stem(images), []
-        for place, stage in enumerate(net.stages):
+        features, head_logits, head_features = net.stem(images), [], []
+        for stage, head in itertools.zip_longest(net.stages, self.heads):
             features = stage(features)
-            if place < len(self.heads):
-                answers.append(self.heads[place](features))
+            if head is not None:
+                logits, pooled = head(features)
+                head_logits.append(logits)
+                head_features.append(pooled)
         pooled = net.norm(features).mean((2, 3))
-        return HeadedOutput(net.fc(pooled), [a for a, _ in answers], [*(f for _, f in answers), pooled])
+        return HeadedOutput(net.fc(pooled), head_logits, [*head_features, pooled])
 
 
-def deployed(model: nn.Module) -> nn.Module:
+def without_heads(model: nn.Module) -> nn.Module:
     """The network that a finished run saves."""
     return model.deployed if isinstance(model, HeadedNet) else model

@@ -16,41 +16,41 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from pskd.errors import PskdError
-from pskd.workbench.space import free_bytes, shown
+from pskd.workbench.space import format_bytes, free_bytes
 
 Model = TypeVar("Model", bound=nn.Module)
-COPIES = 3  # of each weight at the least: itself, its gradient, and what an optimizer keeps of it
-LARGE = 256e6  # bytes of weights that are made without a look at what is still to come
+COPIES = 3  # of each weight, at least: itself, its gradient, and the optimizer's state
+LARGE = 256e6  # bytes of weights that are built without counting first
 MOST_TENSORS = 50_000  # of one model; the deepest published have some thousands
 
 
 def build_within_memory(make: Callable[[], Model], copies: int = COPIES) -> Model:
-    """``make()``; a model that is too large for the memory, or has layers without end, is refused.
+    """``make()``, or an error where the model is too large for the memory or never ends.
 
-    A large one is begun anew: its weights are first counted on the device that has shapes and no memory. The random
-    numbers are those of one building.
+    A large one is started again after its weights were counted on the meta device, which needs no memory. It draws the
+    same random numbers as if it were built once.
     """
-    drawn, room = (torch.get_rng_state(), random.getstate()), free_bytes() / copies
-    with contextlib.suppress(_StoppedError), _counted(min(LARGE, room)) as weights:
+    torch_state, python_state, room = torch.get_rng_state(), random.getstate(), free_bytes() / copies
+    with contextlib.suppress(_StoppedError), _count_weights(min(LARGE, room)) as weights:
         return make()
-    _check(weights if weights.tensors > MOST_TENSORS else _weights_of(make), room, copies)
-    torch.set_rng_state(drawn[0])
-    random.setstate(drawn[1])
+    _check_size(weights if weights.tensors > MOST_TENSORS else _count_on_meta(make), room, copies)
+    torch.set_rng_state(torch_state)
+    random.setstate(python_state)
     try:
-        with _counted(room) as weights:
+        with _count_weights(room) as weights:
             return make()
     except _StoppedError as error:
-        _check(weights, room, copies)
-        needs = f"{shown(copies * error.asked)} of memory" if error.asked else "more memory than can be counted"
+        _check_size(weights, room, copies)
+        needs = f"{format_bytes(copies * error.asked)} of memory" if error.asked else "more memory than can be counted"
         raise PskdError(
-            f"one layer of the model needs {needs} and there are {shown(copies * room)}: make it smaller"
+            f"one layer of the model needs {needs} and there are {format_bytes(copies * room)}: make it smaller"
         ) from error
 
 
-def _weights_of(make: Callable[[], nn.Module]) -> _Weights:
-    """Those that it would make; of what cannot be made without memory, as far as it goes."""
+def _count_on_meta(make: Callable[[], nn.Module]) -> _Weights:
+    """The weights that ``make`` would build, up to the first that cannot be built on the meta device."""
     quiet = warnings.catch_warnings(action="ignore")
-    with _counted(math.inf) as weights, contextlib.suppress(Exception), quiet, torch.device("meta"):
+    with _count_weights(math.inf) as weights, contextlib.suppress(Exception), quiet, torch.device("meta"):
         make()
     return weights
 
@@ -67,7 +67,7 @@ class _Weights:
 
 
 class _StoppedError(Exception):
-    """The building went as far as it may. ``asked``: bytes of the one tensor that torch could not get memory for."""
+    """A model became too large. ``asked``: bytes of the one tensor that torch could not get memory for."""
 
     def __init__(self, asked: float = 0) -> None:
         super().__init__()
@@ -75,18 +75,18 @@ class _StoppedError(Exception):
 
 
 @contextlib.contextmanager
-def _counted(most: float) -> Iterator[_Weights]:
-    """Count the weights of what is built inside, and stop it where they need more than ``most`` bytes."""
+def _count_weights(most: float) -> Iterator[_Weights]:
+    """Count the weights of the model that is built inside; stop it where they need more than ``most`` bytes."""
     weights = _Weights()
 
-    def look(_module: nn.Module, _name: str, weight: nn.Parameter | None) -> None:
+    def count(_module: nn.Module, _name: str, weight: nn.Parameter | None) -> None:
         if weight is not None:
             weights.bytes += weight.numel() * weight.element_size()
             weights.tensors += 1
             if weights.bytes > most or weights.tensors > MOST_TENSORS:
                 raise _StoppedError
 
-    hook = register_module_parameter_registration_hook(look)
+    hook = register_module_parameter_registration_hook(count)
     try:
         yield weights
     except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
@@ -98,11 +98,11 @@ def _counted(most: float) -> Iterator[_Weights]:
         hook.remove()
 
 
-def _check(weights: _Weights, room: float, copies: int) -> None:
+def _check_size(weights: _Weights, room: float, copies: int) -> None:
     if weights.tensors > MOST_TENSORS:
         raise PskdError(f"the model has more than {MOST_TENSORS:,} weight tensors: make it less deep")
     if weights.bytes > room:
         raise PskdError(
-            f"the model needs at least {shown(copies * weights.bytes)} of memory and there are "
-            f"{shown(copies * room)}: make it smaller"
+            f"the model needs at least {format_bytes(copies * weights.bytes)} of memory and there are "
+            f"{format_bytes(copies * room)}: make it smaller"
         )

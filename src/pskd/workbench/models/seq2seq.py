@@ -24,7 +24,7 @@ class Seq2Seq(nn.Module):
         self.net: Any = net
 
     def forward(self, source: Tensor, source_mask: Tensor, before: Tensor) -> Output:
-        """Of source tokens (B, S), which of them are real, and the tokens (B, T) before each target token."""
+        """Score target tokens from source tokens (B, S), their mask, and the target token (B, T) before each."""
         inputs = {"input_ids": source, "attention_mask": source_mask, "decoder_input_ids": before, "use_cache": False}
         body, head = getattr(self.net, "model", None), getattr(self.net, "lm_head", None)
         if body is None or not isinstance(head, nn.Linear):
@@ -36,7 +36,7 @@ class Seq2Seq(nn.Module):
 
     @staticmethod
     def search(beam: int, length_penalty: float, max_new_tokens: int) -> Any:
-        """How the library shall look for a translation: its ``GenerationConfig``."""
+        """The library's ``GenerationConfig`` of a beam search."""
         return _transformers().GenerationConfig(
             num_beams=beam,
             length_penalty=length_penalty if beam > 1 else None,
@@ -52,32 +52,33 @@ class Seq2Seq(nn.Module):
     def translate(self, source: Tensor, source_mask: Tensor, beam: int, length_penalty: float) -> Tensor:
         """The best translations by beam search, (B, T), with END and PAD behind each.
 
-        A sentence's own ``translation_limit`` holds for it, so what it becomes does not depend on its company.
+        Each sentence has its own ``translation_limit``, so its translation does not depend on the others in the batch.
         """
         limits = translation_limit(source_mask.sum(1))
 
-        def end_in_time(before: Tensor, scores: Tensor) -> Tensor:
-            over = before.shape[1] >= limits.repeat_interleave(len(scores) // len(limits))
-            elsewhere = torch.arange(scores.shape[1], device=scores.device) != END
-            return scores.masked_fill(over[:, None] & elsewhere, -torch.inf)
+        def end_at_limit(before: Tensor, scores: Tensor) -> Tensor:
+            at_limit = before.shape[1] >= limits.repeat_interleave(len(scores) // len(limits))
+            not_end = torch.arange(scores.shape[1], device=scores.device) != END
+            return scores.masked_fill(at_limit[:, None] & not_end, -torch.inf)
 
-        found: Tensor = self.net.generate(
+        output: Tensor = self.net.generate(
             input_ids=source,
             attention_mask=source_mask.long(),
             generation_config=self.search(beam, length_penalty, int(limits.max())),
-            logits_processor=_transformers().LogitsProcessorList([end_in_time]),
+            logits_processor=_transformers().LogitsProcessorList([end_at_limit]),
         )
-        ends = found[:, 1:] == END
-        return found[:, 1:].masked_fill(ends.cumsum(1) > ends, PAD)  # the library fills up with END if PAD is 0
+        translations = output[:, 1:]
+        ends = translations == END
+        return translations.masked_fill(ends.cumsum(1) > ends, PAD)  # the library fills up with END if PAD is 0
 
 
 def translation_limit(source_length: Tensor) -> Tensor:
-    """How many tokens a translation may have, END among them, of sentences of so many."""
+    """How many tokens, END included, a translation of ``source_length`` tokens may have."""
     return (2 * source_length + 10).clamp_max(POSITIONS - 1)
 
 
 def create(name: str, vocabulary: int, **options: Any) -> Seq2Seq:
-    """The model ``name`` for so many tokens, freshly initialised."""
+    """The model ``name`` with random weights; ``vocabulary`` is the number of tokens."""
     library = _transformers()
     special = {
         "vocab_size": vocabulary,
@@ -88,7 +89,7 @@ def create(name: str, vocabulary: int, **options: Any) -> Seq2Seq:
         "decoder_start_token_id": PAD,
     }
     if name == "marian":
-        kind, options = "marian", _marian(**_known(options))
+        kind, options = "marian", _marian(options)
     elif name.startswith(_PREFIX):
         kind = name.removeprefix(_PREFIX)
     else:
@@ -106,26 +107,23 @@ def _transformers() -> Any:
     return import_module("transformers")
 
 
-def _marian(
-    layers: int = 6, width: int = 512, heads: int = 4, inner: int = 1024, dropout: float = 0.3
-) -> dict[str, Any]:
+MARIAN = {"layers": 6, "width": 512, "heads": 4, "inner": 1024, "dropout": 0.3}  # of the paper
+
+
+def _marian(options: dict[str, Any]) -> dict[str, Any]:
     """The Transformer of the paper's section 4.4: scaled and tied embeddings, ReLU, sinusoidal positions."""
-    if width % (2 * heads):
-        raise PskdError(f"model.width={width} must be a multiple of twice model.heads={heads}")
-    sizes = {"layers": layers, "attention_heads": heads, "ffn_dim": inner}
+    if unknown := sorted(options.keys() - MARIAN):
+        raise PskdError(f"model.{unknown[0]}: unknown setting of marian; allowed are {', '.join(sorted(MARIAN))}")
+    given = MARIAN | options
+    if given["width"] % (2 * given["heads"]):
+        raise PskdError(f"model.width={given['width']} must be a multiple of twice model.heads={given['heads']}")
+    sizes = {"layers": given["layers"], "attention_heads": given["heads"], "ffn_dim": given["inner"]}
     return {
         **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sizes.items()},
-        "d_model": width,
-        "dropout": dropout,
+        "d_model": given["width"],
+        "dropout": given["dropout"],
         "activation_function": "relu",
         "scale_embedding": True,
-        "init_std": width**-0.5,  # Xavier's for square layers, and embeddings of variance 1 once they are scaled
+        "init_std": given["width"] ** -0.5,  # Xavier's for square layers; embeddings have variance 1 once scaled
         "max_position_embeddings": POSITIONS,
     }
-
-
-def _known(options: dict[str, Any]) -> dict[str, Any]:
-    known = _marian.__annotations__.keys() - {"return"}
-    if unknown := sorted(options.keys() - known):
-        raise PskdError(f"model.{unknown[0]}: unknown setting of marian; allowed are {', '.join(sorted(known))}")
-    return options

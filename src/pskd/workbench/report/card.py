@@ -1,4 +1,4 @@
-"""A model card, README.md, from what a finished run says of itself. Every word of the run is shown as text only."""
+"""A model card, README.md, of a finished run. The run may come from a stranger: its words are shown as text only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -16,8 +15,9 @@ from pskd.metrics.catalogue import METRICS, metrics_of
 from pskd.workbench import registry
 from pskd.workbench.config import Config
 from pskd.workbench.report.figure import Figure, Palette
-from pskd.workbench.report.figures import reliability
-from pskd.workbench.report.summary import markdown_escaped
+from pskd.workbench.report.figures import Frame
+from pskd.workbench.report.figures.confidence import draw_reliability
+from pskd.workbench.report.table import escape_markdown
 from pskd.workbench.study.results import collect
 from pskd.workbench.use import Predictor, Run
 
@@ -31,60 +31,58 @@ TO_FILL_IN = (
 
 
 def write_card(run: Path, predictor: Predictor, folder: Path) -> None:
-    """Write README.md, and the reliability diagram beside it where there is one."""
-    opened = Run(run)
-    figure = _reliability(run)
+    """Write README.md and, for a classifier, the reliability diagram beside it."""
+    figure = _make_figure(run)
     if figure is not None:
         (folder / FIGURE).write_bytes(figure.png())
-    (folder / "README.md").write_text(card(opened, predictor, figure), encoding="utf-8")
+    (folder / "README.md").write_text(make_card(Run(run), predictor, figure), encoding="utf-8")
 
 
-def card(run: Run, predictor: Predictor, figure: Figure | None = None) -> str:
+def make_card(run: Run, predictor: Predictor, figure: Figure | None = None) -> str:
     """The text of a card, with a place for the figure."""
-    libraries = predictor.loading()
-    about = {
-        "library_name": next(iter(libraries)),
-        "tags": ["pskd"],
-        **({"pipeline_tag": PIPELINES[run.config.task]} if run.config.task in PIPELINES else {}),
-    }
-    title = f"{shown(predictor.about.task)}: {shown(run.config.model.name)} on {shown(run.config.data.name)}"
+    examples = predictor.loading()
+    header = {"library_name": next(iter(examples)), "tags": ["pskd"]}
+    if run.config.task in PIPELINES:
+        header["pipeline_tag"] = PIPELINES[run.config.task]
     parts = [
-        f"---\n{yaml.safe_dump(about, sort_keys=False)}---",
-        f"# {title}",
+        f"---\n{yaml.safe_dump(header, sort_keys=False)}---",
+        f"# {escape(predictor.about.task)}: {escape(run.config.model.name)} on {escape(run.config.data.name)}",
         "## Intended use",
         TO_FILL_IN,
         "## Load it",
-        *(f"With {library}:\n\n```python\n{lines}\n```" for library, lines in libraries.items()),
+        *(f"With {library}:\n\n```python\n{lines}\n```" for library, lines in examples.items()),
         "## Data",
-        *_data(run, predictor),
+        *_describe_data(run, predictor),
         "## Method",
-        *_method(run.config),
+        *_describe_method(run.config),
         "## Results",
-        *_results(run, predictor),
+        *_list_results(run, predictor),
     ]
     if figure is not None:
-        parts.append(f"![{shown(figure.alt)}]({FIGURE})")
+        parts.append(f"![{escape(figure.alt)}]({FIGURE})")
     versions = run.result.get("versions")
-    made = ", ".join(f"{shown(k)} {shown(v)}" for k, v in versions.items()) if isinstance(versions, Mapping) else ""
-    parts.append(f"Trained with {made}; card made by pskd {__version__}." if made else f"Made by pskd {__version__}.")
+    if isinstance(versions, Mapping) and versions:
+        made = ", ".join(f"{escape(name)} {escape(version)}" for name, version in versions.items())
+        parts.append(f"Trained with {made}; card made by pskd {__version__}.")
+    else:
+        parts.append(f"Made by pskd {__version__}.")
     return "\n\n".join(parts) + "\n"
 
 
-def shown(text: object) -> str:
-    """A word of a stranger's as Markdown that shows it as it is: no markup, no HTML, no line of its own."""
-    escaped = markdown_escaped(html.escape(one_line(text), quote=False)).replace("$", "&#36;")
-    return escaped.replace("://", "&#58;//").replace("www.", "www&#46;")  # which would become links
+def escape(text: object) -> str:
+    """A stranger's text as Markdown that shows it unchanged: no markup, no HTML, no link, no new line."""
+    escaped = escape_markdown(html.escape(one_line(text), quote=False)).replace("$", "&#36;")
+    return escaped.replace("://", "&#58;//").replace("www.", "www&#46;")
 
 
-def _data(run: Run, predictor: Predictor) -> Iterator[str]:
+def _describe_data(run: Run, predictor: Predictor) -> Iterator[str]:
+    fingerprint = run.result.get("data_fingerprint")
+    samples = f", fingerprint of the training samples {escape(fingerprint)}" if fingerprint else ""
+    yield f"{escape(run.config.data.name)}{samples}."
     classes: Sequence[str] = getattr(predictor, "classes", ())
-    samples = run.result.get("data_fingerprint")
-    yield f"{shown(run.config.data.name)}" + (
-        f", fingerprint of the training samples {shown(samples)}." if samples else "."
-    )
     if classes:
         more = f" and {len(classes) - SHOWN:,} more" if len(classes) > SHOWN else ""
-        yield f"{len(classes):,} classes: {', '.join(map(shown, classes[:SHOWN]))}{more}."
+        yield f"{len(classes):,} classes: {', '.join(map(escape, classes[:SHOWN]))}{more}."
     if (view := getattr(predictor, "view", None)) is not None:
         size = " x ".join(map(str, view.size))
         yield (
@@ -93,42 +91,44 @@ def _data(run: Run, predictor: Predictor) -> Iterator[str]:
         )
 
 
-def _method(config: Config) -> Iterator[str]:
-    settings = ", ".join(f"{shown(k)}={shown(v)}" for k, v in config.method.options.items() if v is not None)
-    yield f"{shown(config.method.name)}{f' ({settings})' if settings else ''}, {config.train.epochs} epochs."
+def _describe_method(config: Config) -> Iterator[str]:
+    options = [f"{escape(name)}={escape(x)}" for name, x in config.method.options.items() if x is not None]
+    settings = f" ({', '.join(options)})" if options else ""
+    yield f"{escape(config.method.name)}{settings}, {config.train.epochs} epochs."
     method = registry.methods.get(config.method.name)
-    found = re.search(r"Reference: (.+?)(?:\n\s*\n|\Z)", (method.__doc__ or "") if method else "", re.DOTALL)
-    if found:
-        yield f"Reference: {shown(' '.join(found[1].split()))}"
+    reference = re.search(r"Reference: (.+?)(?:\n\s*\n|\Z)", (method.__doc__ or "") if method else "", re.DOTALL)
+    if reference:
+        yield f"Reference: {escape(' '.join(reference[1].split()))}"
 
 
-def _results(run: Run, predictor: Predictor) -> Iterator[str]:
-    yield _table([METRICS[name].heading, METRICS[name].text(run.result[name])] for name in metrics_of(run.result))
+def _list_results(run: Run, predictor: Predictor) -> Iterator[str]:
+    names = metrics_of(run.result)
+    yield _write_table(
+        ["Test set", ""], [[METRICS[name].heading, METRICS[name].text(run.result[name])] for name in names]
+    )
     effects = getattr(predictor.calibration, "effect", {})
-    if effects:
-        rows = [
-            [
-                f"{METRICS[name].heading}, {split}",
-                *(METRICS[name].text(side[name]) for side in (effect.before, effect.after)),
-            ]
-            for split, effect in effects.items()
-            for name in effect.before
-        ]
-        head = ["Calibration", "before", f"after (temperature {predictor.calibration.temperature:.4f})"]
-        yield _table(rows, head)
-    else:
+    if not effects:
         yield "Not calibrated after training."
+        return
+    lines = []
+    for split, effect in effects.items():
+        for name in effect.before:
+            metric = METRICS[name]
+            values = metric.text(effect.before[name]), metric.text(effect.after[name])
+            lines.append([f"{metric.heading}, {split}", *values])
+    yield _write_table(["Calibration", "before", f"after (temperature {predictor.calibration.temperature:.4f})"], lines)
 
 
-def _table(rows: Any, head: Sequence[str] = ("Test set", "")) -> str:
-    lines = [head, ["---"] * len(head), *([shown(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _write_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    cells = [head, ["---"] * len(head), *([escape(cell) for cell in line] for line in lines)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
-def _reliability(run: Path) -> Figure | None:
+def _make_figure(run: Path) -> Figure | None:
+    """The reliability diagram, if the run has what it needs."""
     try:
         (collection,) = collect([run])
-        rows = collection.rows
-        return next(reliability(rows, "", "", Palette([row.short for row in rows])), None)
     except PskdError:
         return None
+    (row,) = collection.rows
+    return next(draw_reliability(Frame(collection, [row], Palette([row.short]), row.short, "-1")), None)

@@ -1,4 +1,4 @@
-"""One figure: a name, a caption, a text for those who cannot see it, and a function that draws it."""
+"""One figure: a name, a caption, a text for people who cannot see it, and a function that draws it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import numpy as np
 
 from pskd.workbench.runs.files import one_line_errors
 
-# Told apart on white and on black, by people who see no red or green too; and each has a marker of its own.
+# Distinct on white and on black, also for people who cannot see red or green. Each has its own marker.
 COLOURS = (
     *("#7f7f7f", "#e08214", "#1f9e89", "#9467bd", "#d6453d", "#3b82d6"),
     *("#b5a11c", "#d65fa0", "#6b8e23", "#17a2b8", "#8c564b"),
 )
 MARKERS = "osD^vPX*<>h"
-INK = "#010203"  # stands for the page's own text colour
+INK = "#010203"  # the page replaces it by its own text colour
 POINTS = 150  # of a curve
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -33,13 +33,13 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
-    "path.simplify": False,  # the page shows the value of every point
+    "path.simplify": False,  # the page shows the value of each point
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
 }
 FORMATS = ("svg", "pdf", "png")
-LETTER = 0.0085  # inches of a letter's width for each point of its size: wide enough for any sans-serif font
-LEGEND, LINE = 2, 0.18  # lines of a legend that a figure has room for, and inches of one
-SAID = "said:"  # begins the id of a part that shows the rest of its id on hover
+LETTER = 0.0085  # width of a letter in inches for each point of its size: enough for any sans-serif font
+LEGEND, LINE = 2, 0.18  # lines of legend that fit into a figure, and the height of one in inches
+HOVER = "hover:"  # an element whose id begins so shows the rest of its id on hover
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Figure:
     """One picture.
 
     Args:
-        kind: what it is a picture of, the same for all groups.
-        name: of its files, and of its place in a page.
-        title: above it.
-        alt: says in words what it shows, with its numbers.
-        draw: gets matplotlib axes; may return more for the page to show on hover: ``cells``.
-        size: inches; a legend of more than ``LEGEND`` lines is added to the height.
-        caption: how to read it, where its axes do not say that.
-        flat: whether nothing happens in it.
+        kind: the name under which its function is registered in ``report.figures``.
+        name: the name of its files, and of its ids in the page.
+        title: the title above it.
+        alt: describes in words and numbers what it shows.
+        draw: draws on matplotlib axes. It may return ``cells``, which the page shows on hover.
+        size: in inches; a legend of more than ``LEGEND`` lines makes it higher.
+        caption: how to read it.
+        flat: whether all lines are flat. The page then folds it up.
     """
 
     kind: str
@@ -67,30 +67,30 @@ class Figure:
     flat: bool = False
 
     def svg(self, place: str = "") -> str:
-        """The picture as an element of a page, in the page's own text colour; ``place`` begins its parts' names."""
-        drawn, hover = self._rendered("svg", transparent=True)
+        """The picture as an element of a page, in the page's text colour. All ids begin with ``place``."""
+        drawn, hover = self._render("svg", transparent=True)
         text = drawn.decode()
         text = text[text.index("<svg") :].replace(INK, "currentColor")
         text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
         text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
-        # A hundredth of a point is finer than any screen. Only inside of tags: the numbers on the axes are text.
+        # Two decimals are finer than any screen. Only inside tags: the numbers on the axes are text.
         text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text)
-        text = re.sub(rf'<g id="{SAID}([^"]*)">', r"<g><title>\1</title>", text)
-        # Every picture numbers its parts from 1: in one page they need names of their own.
+        text = re.sub(rf'<g id="{HOVER}([^"]*)">', r"<g><title>\1</title>", text)
+        # Every picture numbers its ids from 1, but in a page ids must be unique.
         text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{place}{self.name}-", text)
-        said = html.escape(json.dumps(hover, separators=(",", ":"), ensure_ascii=False))
-        return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', lambda _: f'data-hover="{said}"', text, count=1)
+        data = html.escape(json.dumps(hover, separators=(",", ":"), ensure_ascii=False))
+        return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', lambda _: f'data-hover="{data}"', text, count=1)
 
     def png(self) -> bytes:
-        return self._rendered("png")[0]
+        return self._render("png")[0]
 
     def save(self, folder: Path) -> None:
         with one_line_errors("figure"):
             folder.mkdir(parents=True, exist_ok=True)
             for form in FORMATS:
-                (folder / f"{self.name}.{form}").write_bytes(self._rendered(form)[0])
+                (folder / f"{self.name}.{form}").write_bytes(self._render(form)[0])
 
-    def _rendered(self, form: str, *, transparent: bool = False) -> tuple[bytes, dict[str, Any]]:
+    def _render(self, form: str, *, transparent: bool = False) -> tuple[bytes, dict[str, Any]]:
         from matplotlib import rc_context
         from matplotlib.figure import Figure as Canvas
 
@@ -101,7 +101,7 @@ class Figure:
             more = self.draw(axes) or {}
             for line in axes.get_lines():
                 if not np.isfinite(line.get_xydata()).all(1).any():
-                    line.set_markevery(None)  # matplotlib fails to choose a few of no points
+                    line.set_markevery(None)  # matplotlib fails to choose among no points
             self._arrange(canvas, axes)
             hover = {**_hover(axes, canvas.get_size_inches().tolist()), **more}
             out = io.BytesIO()
@@ -110,7 +110,7 @@ class Figure:
         return out.getvalue(), hover
 
     def _arrange(self, canvas: Any, axes: Any) -> None:
-        """Legend and margins, in inches. Matplotlib's own layout engines take as long as all the rest."""
+        """Set legend and margins, in inches. Matplotlib's own layout engines double the time of a figure."""
         width, height = self.size
         handles, labels = axes.get_legend_handles_labels()
         lines = 0
@@ -122,18 +122,18 @@ class Figure:
             height += LINE * max(0, lines - LEGEND)
             canvas.set_size_inches(width, height)
         across, down = _tick_width(axes.xaxis), _tick_width(axes.yaxis)
-        turned = bool(axes.get_xticklabels()) and axes.get_xticklabels()[0].get_rotation() == 90
-        below = (0.38 + across if turned else 0.48) + (0.12 + LINE * lines if lines else 0)
+        rotated = bool(axes.get_xticklabels()) and axes.get_xticklabels()[0].get_rotation() == 90
+        below = (0.38 + across if rotated else 0.48) + (0.12 + LINE * lines if lines else 0)
         room = height - below - 0.1
-        said = textwrap.wrap(axes.get_ylabel(), max(10, int(room / (LETTER * 9))))
-        axes.set_ylabel("\n".join(said))
-        left = 0.3 + 0.15 * max(1, len(said)) + down
-        right = 0.12 if turned else max(0.12, across / 2)  # half of the last number stands out
+        label = textwrap.wrap(axes.get_ylabel(), max(10, int(room / (LETTER * 9))))
+        axes.set_ylabel("\n".join(label))
+        left = 0.3 + 0.15 * max(1, len(label)) + down
+        right = 0.12 if rotated else max(0.12, across / 2)  # half of the last number stands outside the axes
         canvas.subplots_adjust(left / width, below / height, 1 - right / width, 1 - 0.1 / height)
 
 
 def _tick_width(axis: Any) -> float:
-    """Inches of the widest number or name on an axis."""
+    """The width in inches of the widest number or name on an axis."""
     low, high = sorted(axis.get_view_interval())
     places = [place for place in axis.get_majorticklocs() if low - 1e-9 <= place <= high + 1e-9]
     texts = axis.get_major_formatter().format_ticks(places)
@@ -142,7 +142,7 @@ def _tick_width(axis: Any) -> float:
 
 
 def _hover(axes: Any, size: Sequence[float]) -> dict[str, Any]:
-    """What a page needs to say the value of a point: where the axes are in the picture, their limits, and the lines."""
+    """What the page needs to show the value of a point: where the axes are, their limits, and the lines."""
     place = axes.get_position()
     width, height = (72 * side for side in size)
     box = [place.x0 * width, (1 - place.y0) * height, place.x1 * width, (1 - place.y1) * height]
@@ -157,7 +157,7 @@ def _hover(axes: Any, size: Sequence[float]) -> dict[str, Any]:
 
 
 class Palette:
-    """A colour and a marker for each label, the same in all frames of a collection."""
+    """A colour and a marker for each label, the same in all figures of a collection."""
 
     def __init__(self, labels: Sequence[str]) -> None:
         self._places = {label: place for place, label in enumerate(dict.fromkeys(labels))}
@@ -167,22 +167,18 @@ class Palette:
         return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)], "markersize": 3.5}
 
     def line(self, label: str) -> dict[str, Any]:
-        """Of a line of many points: a few markers, not at the same places as those of the others."""
+        """The style of a line of many points: a few markers, at other places than those of the other lines."""
         return {**self(label), "markevery": (0.05 + 0.03 * (self._places[label] % 5), 0.2), "linewidth": 1.2}
 
 
-def over_epochs(axes: Any) -> None:
-    """An axis of epochs has whole numbers."""
+def label_epochs(axes: Any) -> None:
+    """Put whole epochs on the x axis."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
 
 
-def titled(title: str, frame: str) -> str:
-    return f"{title}: {frame}" if frame else title
-
-
 def slug(text: str) -> str:
-    """Letters, digits and dashes: the name of a file, and of a place in the page."""
-    return "-".join("".join(group) for kept, group in groupby(text, str.isalnum) if kept)
+    """The text as letters, digits and dashes, for file names and ids."""
+    return "-".join("".join(group) for is_word, group in groupby(text, str.isalnum) if is_word)

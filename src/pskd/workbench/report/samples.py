@@ -5,70 +5,74 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image
+from torch import Tensor
 
 from pskd.errors import PskdError
-from pskd.workbench.study.results import Row, Run, baseline_of, subject_of
+from pskd.workbench.study.results import FinishedRun, Row, baseline_of, subject_of
 from pskd.workbench.use import Predictor
 
 SHOWN, CLASSES, SIDE = 8, 4, 96  # samples, classes of each, and pixels of an image at most
 
 
-class Side(NamedTuple):
-    """One run's likeliest classes of a sample with their probabilities."""
+class ShownSample(NamedTuple):
+    """A test sample, its image as a data: address, and by row the most likely classes with their probabilities."""
 
-    name: str
-    classes: Sequence[tuple[str, float]]
-
-
-class Sample(NamedTuple):
-    number: int  # in the test set
+    number: int
     label: str
-    image: str | None  # a data: address
-    sides: tuple[Side, Side]
+    image: str | None
+    guesses: Mapping[str, Sequence[tuple[str, float]]]
 
 
 class SideBySide(NamedTuple):
-    names: tuple[str, str]
+    """What the page shows of two rows."""
+
+    names: Sequence[str]
     seed: int
-    samples: Sequence[Sample]
+    samples: Sequence[ShownSample]
     note: str
     chosen: bool
 
 
 def side_by_side(rows: Sequence[Row], chosen: Sequence[int] = ()) -> SideBySide | None:
-    """Two rows of a frame compared: its baseline, with the row that it is about.
+    """The baseline of a group compared with the row that the group is about.
 
     ``chosen`` are numbers of test samples, from 0; without any they are those on which the two differ most.
     """
-    pair = _pair(rows)
-    if pair is None:
+    pair = comparable_runs(rows, "classification")
+    if len(pair) < 2:
         return None
-    names = pair[0].short, pair[1].short
-    runs = next(((a, b) for a in pair[0].runs for b in pair[1].runs if a.seed == b.seed), None)
-    if runs is None:
-        return None
-    predictions = [run.predictions() for run in runs]
-    one, other = predictions
+    names, runs = tuple(pair), list(pair.values())
+    one, other = (run.predictions() for run in runs)
     if one is None or other is None or one.classes != other.classes or one.fingerprint != other.fingerprint:
         return None
     distance = (one.probs - other.probs).abs().sum(1) / 2
     check_chosen(chosen, len(distance))
-    shown = list(chosen) or distance.topk(min(SHOWN, len(distance))).indices.tolist()
-    pictures, note = pictures_of(runs[0], shown, one.fingerprint)
-    images = [None if picture is None else data_address(picture, SIDE) for picture in pictures]
-    classes, samples = readable(one.classes), []
-    for place, index in enumerate(shown):
-        sides = tuple(
-            Side(name, _likeliest(each.probs[index], classes)) for name, each in zip(names, (one, other), strict=True)
-        )
-        samples.append(Sample(index, classes[int(one.labels[index])], images[place], (sides[0], sides[1])))
+    numbers = list(chosen) or distance.topk(min(SHOWN, len(distance))).indices.tolist()
+    pictures, note = load_pictures(runs[0], numbers, one.fingerprint)
+    classes, samples = name_classes(one.classes), []
+    for number, picture in zip(numbers, pictures, strict=True):
+        image = None if picture is None else data_address(picture, SIDE)
+        guesses = {
+            name: _likeliest(made.probs[number], classes) for name, made in zip(names, (one, other), strict=True)
+        }
+        samples.append(ShownSample(number, classes[int(one.labels[number])], image, guesses))
     return SideBySide(names, runs[0].seed, samples, note, bool(chosen))
+
+
+def comparable_runs(rows: Sequence[Row], task: str) -> dict[str, FinishedRun]:
+    """Runs of one seed on the test set: of the baseline and of the row that the group is about, or of a single row."""
+    first = rows[0].runs[0]
+    if first.config.task != task or first.split != "test":
+        return {}
+    pair = [rows[0]] if len(rows) == 1 else [baseline_of(rows), subject_of(rows)]
+    by_seed = [{run.seed: run for run in row.runs} for row in pair]
+    shared = [seed for seed in by_seed[0] if all(seed in runs for runs in by_seed)]
+    return {row.short: runs[shared[0]] for row, runs in zip(pair, by_seed, strict=True)} if shared else {}
 
 
 def check_chosen(numbers: Sequence[int], count: int) -> None:
@@ -76,8 +80,8 @@ def check_chosen(numbers: Sequence[int], count: int) -> None:
         raise PskdError(f"--samples: there is no test sample {wrong[0]}; the numbers are 0 to {count - 1}")
 
 
-def readable(classes: Sequence[str]) -> Sequence[str]:
-    """Words for the WordNet numbers of ImageNet's 1,000 classes, which torchvision lists in the numbers' order."""
+def name_classes(classes: Sequence[str]) -> Sequence[str]:
+    """Words instead of the WordNet numbers of ImageNet's 1,000 classes, which torchvision lists in numerical order."""
     if len(classes) != 1000 or not all(re.fullmatch(r"n\d{8}", name) for name in classes):
         return classes
     from torchvision.models import ResNet152_Weights
@@ -86,30 +90,26 @@ def readable(classes: Sequence[str]) -> Sequence[str]:
     return [names[place] for place in np.argsort(np.argsort(classes))]
 
 
-def _pair(rows: Sequence[Row]) -> tuple[Row, Row] | None:
-    if len(rows) < 2 or rows[0].runs[0].config.task != "classification" or rows[0].runs[0].split != "test":
-        return None
-    return baseline_of(rows), subject_of(rows)
-
-
-def _likeliest(probs: torch.Tensor, classes: Sequence[str]) -> list[tuple[str, float]]:
+def _likeliest(probs: Tensor, classes: Sequence[str]) -> list[tuple[str, float]]:
     values, which = probs.topk(min(CLASSES, len(classes)))
-    return [(classes[c], p) for c, p in zip(which.tolist(), values.tolist(), strict=True)]
+    return [(classes[place], value) for place, value in zip(which.tolist(), values.tolist(), strict=True)]
 
 
-def pictures_of(run: Run, indices: Sequence[int], fingerprint: str) -> tuple[Sequence[np.ndarray | None], str]:
-    """Test samples as images (H, W, C) uint8, and what is missing if the data is not here."""
+def load_pictures(
+    run: FinishedRun, numbers: Sequence[int], fingerprint: str
+) -> tuple[Sequence[np.ndarray | None], str]:
+    """Test samples as images (H, W, C) uint8, and why there are none if the data is not here."""
     try:
-        pictures = Predictor.from_run(run.folder.path).pictures(run.config, indices, fingerprint)
+        pictures = Predictor.from_run(run.folder.path).pictures(run.config, numbers, fingerprint)
     except PskdError as error:
-        return [None] * len(indices), f"No images are shown ({error})."
+        return [None] * len(numbers), f"No images are shown ({error})."
     if pictures is None:
-        return [None] * len(indices), "The data has changed since: no images are shown."
+        return [None] * len(numbers), "The data has changed since: no images are shown."
     return pictures, ""
 
 
 def data_address(pixels: np.ndarray, side: int, *, photo: bool = False) -> str:
-    """An image of ``side`` pixels at most as a data: address."""
+    """An image of at most ``side`` pixels as a data: address."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     image.thumbnail((side, side))
     out, form = io.BytesIO(), "JPEG" if photo else "PNG"

@@ -10,7 +10,7 @@ from typing import TypeVar
 from pskd.metrics.catalogue import Metric
 
 Key = TypeVar("Key", bound=Hashable)
-ENOUGH_SEEDS, LEVEL = 3, 0.05  # before a difference is called significant
+ENOUGH_SEEDS, LEVEL = 3, 0.05  # what a difference needs to be called significant
 BETTER, WORSE, DIFFERENT = "better", "worse", "different"
 
 
@@ -23,12 +23,17 @@ def verdict(metric: Metric, difference: float) -> str:
 
 def pass_holm(chances: Mapping[Key, float]) -> set[Key]:
     """Which of several p-values are significant together, by Holm's correction."""
-    passed: set[Key] = set()
+    passed = set[Key]()
     for rank, key in enumerate(sorted(chances, key=lambda key: chances[key])):
         if chances[key] * (len(chances) - rank) >= LEVEL:
             break
         passed.add(key)
     return passed
+
+
+def paired_differences(own: Mapping[int, float], other: Mapping[int, float]) -> list[float]:
+    """The differences of values by seed, over the seeds that both have."""
+    return [own[seed] - other[seed] for seed in sorted(own.keys() & other.keys())]
 
 
 def paired_chance(differences: Sequence[float]) -> float:
@@ -38,12 +43,12 @@ def paired_chance(differences: Sequence[float]) -> float:
     spread = statistics.stdev(differences)
     mean = statistics.fmean(differences)
     if spread <= 1e-12 * abs(mean) or spread == 0:
-        return 1.0  # seeds that changed nothing are no evidence
+        return 1.0  # equal differences are no evidence
     return float(2 * t.sf(abs(mean) / (spread / math.sqrt(len(differences))), len(differences) - 1))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Student's interval of a mean at the level of the test; None for fewer than two values."""
+    """Student's 95% interval of a mean; None for fewer than two values."""
     from scipy.stats import t
 
     if len(values) < 2:

@@ -1,4 +1,4 @@
-"""Results as text."""
+"""Results as text, for a terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from pskd.errors import one_line
 from pskd.metrics.catalogue import METRICS, metrics_of, paper_columns
 
-MOST, WORST = 20, 10  # classes that are all shown, and how many are of more
+MOST, WORST = 20, 10  # so many classes are all shown; of more only the worst
 CLASS_SCORES = ("recall", "precision", "f1")
 
 
 def result_lines(result: Mapping[str, Any]) -> list[str]:
-    """One run's metrics, a line each; a detector's AP of each class too."""
+    """The metrics of one run, a line each, and its scores of each class."""
     names = metrics_of(result)
     width = max([16, *(len(METRICS[name].heading) for name in names)])
     lines = [
@@ -23,37 +23,37 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
     if by_class := result.get("ap_per_class"):
         width = max(map(len, ["AP at IoU 0.5", *by_class]))
         lines += ["", f"{'AP at IoU 0.5':<{width}}    area  11-point"]
-        other = result["ap_per_class_11point"]
-        lines += [f"{name:<{width}}  {value:>7.4f}   {other[name]:>7.4f}" for name, value in by_class.items()]
+        points = result["ap_per_class_11point"]
+        lines += [f"{name:<{width}}  {area:>7.4f}   {points[name]:>7.4f}" for name, area in by_class.items()]
     return [*lines, *_class_lines(result)]
 
 
 def _class_lines(result: Mapping[str, Any]) -> list[str]:
-    """A classifier's recall, precision and F1 of each class, of many the worst, and the most confused pairs."""
-    by_class = {one_line(name): scores for name, scores in result.get("per_class", {}).items()}
-    if not by_class:
+    """A classifier's recall, precision and F1 of each class (of many the worst), and the most confused pairs."""
+    classes = {one_line(name): scores for name, scores in result.get("per_class", {}).items()}
+    if not classes:
         return []
-    shown = (
-        sorted(by_class, key=lambda name: by_class[name].get("f1", 0.0))[:WORST] if len(by_class) > MOST else by_class
-    )
-    title = f"The worst {WORST} of {len(by_class)} classes" if len(by_class) > MOST else "Class"
+    shown, title = list(classes), "Class"
+    if len(classes) > MOST:
+        shown = sorted(classes, key=lambda name: classes[name].get("f1", 0.0))[:WORST]
+        title = f"The worst {WORST} of {len(classes)} classes"
     width = max(map(len, [title, *shown]))
     lines = ["", f"{title:<{width}}  samples   recall  precision       F1"]
     for name in shown:
-        numbers = [f"{100 * by_class[name][key]:.1f}%" if key in by_class[name] else "-" for key in CLASS_SCORES]
-        lines.append(
-            f"{name:<{width}}  {by_class[name]['samples']:>7,}  {numbers[0]:>7}  {numbers[1]:>9}  {numbers[2]:>7}"
-        )
-    pairs = [
-        f"  {one_line(pair['label'])} taken for {one_line(pair['taken_for'])}: {pair['times']:,}"
-        f" of {by_class[one_line(pair['label'])]['samples']:,} ({pair['share']:.1%})"
-        for pair in result.get("most_confused", [])
-    ]
-    return [*lines, "", "Most confused:", *pairs] if pairs else lines
+        scores = classes[name]
+        recall, precision, f1 = (f"{100 * scores[key]:.1f}%" if key in scores else "-" for key in CLASS_SCORES)
+        lines.append(f"{name:<{width}}  {scores['samples']:>7,}  {recall:>7}  {precision:>9}  {f1:>7}")
+    if pairs := result.get("most_confused", []):
+        lines += ["", "Most confused:"]
+    for pair in pairs:
+        label, other = one_line(pair["label"]), one_line(pair["taken_for"])
+        count = f"{pair['times']:,} of {classes[label]['samples']:,}"
+        lines.append(f"  {label} taken for {other}: {count} ({pair['share']:.1%})")
+    return lines
 
 
 def comparison(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Several runs side by side, a row each with the paper's columns; the best of a column is marked with a star."""
+    """Several runs, a line each, with the paper's columns; a star marks the best of a column."""
     names = paper_columns(next(iter(results.values())))
     best = {name: METRICS[name].best(result[name] for result in results.values()) for name in names}
     rows = [["", *(METRICS[name].heading for name in names)]]

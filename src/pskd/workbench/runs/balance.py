@@ -1,4 +1,4 @@
-"""Classes that come up equally often, however many samples each has: a pure function of (seed, epoch, plan)."""
+"""Every class equally often, however many samples it has: a pure function of (seed, epoch, plan)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pskd.plan import Step
 from pskd.random import shuffled
 
 
-def balanced(plan: Sequence[Step], labels: Tensor, seed: int, epoch: int) -> list[Step]:
-    """A process's steps of an epoch with its own samples dealt anew, so that all of its classes are equally frequent.
+def balance_plan(plan: Sequence[Step], labels: Tensor, seed: int, epoch: int) -> list[Step]:
+    """A process's steps of an epoch with its own samples drawn again, so that all of its classes are equally frequent.
 
-    Samples of small classes are repeated, those of large ones left out in turn. All copies of a sample stay with the
-    process that the plan gave it to, so no two ever write its row in a bank.
+    Samples of small classes are repeated, those of large ones left out in turn. All copies of a sample stay in the
+    process that the plan gave it to, so two processes never write the same record of a bank.
 
     Args:
-        plan: of the whole epoch, or of what another number of hosts has left of it.
+        plan: of the whole epoch, or of the rest that another number of hosts has left.
         labels: (N) classes of all samples.
     """
-    counted = [part for step in plan for part, real in zip(step.parts, step.real, strict=True) if real]
-    if not counted:
+    own = [part for step in plan for part, real in zip(step.parts, step.real, strict=True) if real]
+    if not own:
         return list(plan)
-    drawn = evenly_drawn(torch.cat(counted), labels, seed, epoch)
-    parts = iter(torch.split(drawn, [len(part) for part in counted]))
+    drawn = draw_evenly(torch.cat(own), labels, seed, epoch)
+    parts = iter(torch.split(drawn, [len(part) for part in own]))
     return [
         step._replace(
             parts=tuple(next(parts) if real else part for part, real in zip(step.parts, step.real, strict=True))
@@ -34,10 +34,10 @@ def balanced(plan: Sequence[Step], labels: Tensor, seed: int, epoch: int) -> lis
     ]
 
 
-def evenly_drawn(samples: Tensor, labels: Tensor, seed: int, epoch: int) -> Tensor:
-    """As many of ``samples`` (n) again, in random order: n / classes of each class, the numbers within a class even."""
+def draw_evenly(samples: Tensor, labels: Tensor, seed: int, epoch: int) -> Tensor:
+    """Draw n of the n ``samples``, in random order: n / classes of each class, each of its samples equally often."""
     classes, of_class, sizes = torch.unique(labels[samples], return_inverse=True, return_counts=True)
-    # Which classes have one more, where n is not a multiple of them, changes with the epoch.
+    # If n is no multiple of the number of classes, some have one sample more; which ones changes with the epoch.
     quota = torch.full_like(sizes, len(samples) // len(classes))
     quota[shuffled(classes, seed=seed, epoch=epoch, stream="one more")[: len(samples) % len(classes)]] += 1
     order = shuffled(samples, seed=seed, epoch=epoch, stream="balance")

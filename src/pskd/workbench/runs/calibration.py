@@ -1,21 +1,22 @@
-"""calibration.json: what was found out about a model's confidence, beside the weights that it holds for."""
+"""calibration.json: how far a model's confidence can be trusted, beside the weights that this holds for."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from pskd.errors import PskdError
+from pskd.workbench.runs import schemas
 from pskd.workbench.runs.files import checksum, one_line_errors, write_atomic
 
-_AGAIN = "make it again with pskd calibrate, or remove it"
-Temperature = Annotated[float, Field(ge=1e-3, le=1e3)]  # beyond what is ever looked at, and far from overflow
+_ADVICE = "make it again with pskd calibrate, or remove it"
+Temperature = Annotated[float, Field(ge=1e-3, le=1e3)]  # the search stays far inside, and nothing overflows
 
 
 class Calibration(BaseModel):
-    """What every task's calibration says; a task's own class adds what it found.
+    """What is the same for every task; a task's own class adds its results.
 
     Args:
         weights: the SHA-256 sum of the weights' file: for others it does not hold.
@@ -47,25 +48,19 @@ def path_of(weights: Path) -> Path:
     return weights.with_name("calibration.json" if weights.stem == "model" else f"{weights.stem}.calibration.json")
 
 
-def write(weights: Path, found: Calibration) -> Path:
+def write(weights: Path, calibration: Calibration) -> Path:
     path = path_of(weights)
     with one_line_errors("calibration"):
-        write_atomic(path, found.model_dump_json() + "\n")
+        write_atomic(path, calibration.model_dump_json() + "\n")
     return path
 
 
 def read(weights: Path, kind: type[Kind]) -> Kind | None:
-    """The calibration of a weights' file; None if there is none. One of other weights is refused."""
+    """The calibration of a weights' file, None if there is none. A calibration of other weights is refused."""
     path = path_of(weights)
     if not path.is_file():
         return None
-    try:
-        found = kind.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"]) or "it"
-        raise PskdError(f"{path} cannot be used ({where}: {error.errors()[0]['msg']}): {_AGAIN}") from None
-    except OSError as error:
-        raise PskdError(f"{path} cannot be read ({error.strerror})") from None
-    if found.weights != checksum(weights):
-        raise PskdError(f"{path} was made for other weights: {_AGAIN}")
-    return found
+    calibration = schemas.read(kind, path, 2**28, _ADVICE)[1]
+    if calibration.weights != checksum(weights):
+        raise PskdError(f"{path} was made for other weights: {_ADVICE}")
+    return calibration

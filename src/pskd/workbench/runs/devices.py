@@ -1,4 +1,4 @@
-"""Which device a run is made on, or used on."""
+"""The device that a model is trained or used on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def uses_cpu(device: str) -> bool:
 
 
 def usable_device(setting: str) -> torch.device:
-    """The run's own device where it is here, else the CPU: a model trained elsewhere can be used anywhere."""
+    """The run's own device if it is available, else the CPU: a trained model can be used anywhere."""
     try:
         on_cpu = uses_cpu(setting)
     except PskdError:
@@ -38,7 +38,7 @@ def usable_device(setting: str) -> torch.device:
 
 
 def name_of(device: torch.device) -> str:
-    """What this device is called, for the record."""
+    """The name of this device, for result.json."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return (platform.processor() or "cpu") if device.type == "cpu" else str(device)

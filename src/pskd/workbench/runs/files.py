@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and that are never somebody else's behind a link."""
+"""Write files: whole or not at all, and never through a link into somebody else's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +17,7 @@ from pskd.workbench.reading import open_file
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write beside and rename into place; a crash leaves the old file or the new one. A link is replaced itself."""
+    """Write beside and rename into place; a crash leaves the old file or the new one. A link itself is replaced."""
     if not path.name or path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
     if path.exists() and not path.is_file() and not path.is_symlink():
@@ -26,7 +25,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}.writing")
     try:
         beside.unlink(missing_ok=True)
-        with open_own(beside, "xb") as file:
+        with beside.open("xb") as file:  # which follows no link
             file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
         to_disk(beside)
         beside.replace(path)
@@ -36,7 +35,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def write_named(path: Path, content: str, what: str, beginning: str) -> None:
-    """``write_atomic`` at a place that a user names, behind a link, too; there only what begins alike is replaced."""
+    """``write_atomic`` at a place that a user names, links followed; only a file with this beginning is replaced."""
     path = Path(os.path.realpath(path)) if path.is_symlink() else path
     if path.is_file() and path.stat().st_size:
         with path.open("rb") as file:
@@ -50,13 +49,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def open_own(path: Path, mode: str) -> IO[Any]:
-    """Open a file of a run or study for writing; a link at its place is refused, not followed.
+    """Open a file of a run or study to append to it; a link at its place is refused, not followed.
 
-    What has another name elsewhere, a hard link, becomes a file of its own first: the other one stays as it is.
+    A file with a second name elsewhere, a hard link, is copied first: the other one stays as it is.
     """
+    make_own(path)
     try:
-        if "a" in mode:
-            make_own(path)
         return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644))
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -65,15 +63,11 @@ def open_own(path: Path, mode: str) -> IO[Any]:
 
 
 def make_own(path: Path) -> None:
-    """Copy a file that has another name elsewhere, so that what is written to it is written here alone."""
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return
-    if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+    """Replace a file that has a second name elsewhere by a copy."""
+    if path.is_file() and not path.is_symlink() and path.stat().st_nlink > 1:
         beside = path.with_name(f".{path.name}.{os.getpid()}.writing")
         beside.unlink(missing_ok=True)
-        with path.open("rb") as old, open_own(beside, "xb") as new:
+        with path.open("rb") as old, beside.open("xb") as new:
             shutil.copyfileobj(old, new)
         beside.replace(path)
 
@@ -83,7 +77,7 @@ def link_error(path: Path) -> PskdError:
 
 
 def check_own(folder: Path) -> None:
-    """Refuse a folder in which something that is written to is a link, or no ordinary file."""
+    """Refuse a folder in which something is a link, or neither a file nor a folder."""
     for path in folder.iterdir():
         if path.is_symlink():
             raise link_error(path)
@@ -91,8 +85,9 @@ def check_own(folder: Path) -> None:
             raise PskdError(f"{path} is neither a file nor a folder: remove it")
 
 
-def checksum(path: Path) -> str:
-    with open_file(path) as file:
+def checksum(path: Path, most: int | None = None) -> str:
+    """The SHA-256 sum of a file of at most ``most`` bytes."""
+    with open_file(path, most) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -120,27 +115,23 @@ _REASONS = {
     errno.ELOOP: "a symbolic link leads to itself; {elsewhere}",
 }
 
-
+_ADVICE = {"again": "run it again", "elsewhere": "choose another place"}
 OF_A_RUN = {"again": "run again with --resume", "elsewhere": "choose another --out"}
 
 
 @contextlib.contextmanager
-def one_line_errors(
-    what: str, *, again: str = "run it again", elsewhere: str = "choose another place"
-) -> Iterator[None]:
-    """What the operating system refuses, in one line with advice that fits the caller."""
+def one_line_errors(what: str, **advice: str) -> Iterator[None]:
+    """An error of the operating system becomes one line; ``advice`` replaces texts of ``_ADVICE``."""
     try:
         yield
     except BrokenPipeError:
         raise  # of standard output
     except OSError as error:
-        raise PskdError(in_words(error, what, again=again, elsewhere=elsewhere)) from error
+        raise PskdError(explain(error, what, **advice)) from error
 
 
-def in_words(
-    error: OSError, what: str = "", *, again: str = "run it again", elsewhere: str = "choose another place"
-) -> str:
+def explain(error: OSError, what: str = "", **advice: str) -> str:
     """What the operating system refused, where, and what to do."""
-    reason = _REASONS.get(error.errno or 0, error.strerror or str(error)).format(again=again, elsewhere=elsewhere)
+    reason = _REASONS.get(error.errno or 0, error.strerror or str(error)).format(**{**_ADVICE, **advice})
     place = " ".join(str(part) for part in (what, error.filename) if part)
     return f"{place}: {reason}" if place else reason

@@ -16,24 +16,25 @@ from typing import Any
 from pskd.errors import PskdError
 from pskd.workbench import config as configuration
 from pskd.workbench.config import Config
-from pskd.workbench.config.run import END
-from pskd.workbench.reading import parsed_json, read_json, read_text
+from pskd.workbench.config.base import END
+from pskd.workbench.reading import parse_json, read_text
 from pskd.workbench.runs import schemas
+from pskd.workbench.runs.checkpoint import list_steps
 from pskd.workbench.runs.files import OF_A_RUN, check_own, one_line_errors, open_own, write_atomic
-from pskd.workbench.runs.trust import sandboxed
+from pskd.workbench.runs.trust import sandbox
 
 LARGEST_RESULT, LARGEST_METRICS = 2**25, 2**30  # bytes
-_folders: set[int] = set()  # descriptors of locked folders
+_locked_folders: set[int] = set()  # their descriptors
 
 
-def _forked() -> None:
-    """A loader process does not hold its parent's folder: it may outlive it for a while."""
-    for handle in _folders:
+def _close_in_child() -> None:
+    """A loader process does not hold its parent's folder, which it may outlive for a while."""
+    for handle in _locked_folders:
         os.close(handle)
-    _folders.clear()
+    _locked_folders.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class InUse(PskdError):
@@ -54,10 +55,10 @@ class RunFolder:
         self.history_file = path / "history.bin"
         self.log_file = path / "log.txt"
         self.checkpoints = path / "checkpoints"
-        self.notes: dict[str, str] = {}  # on settings of the stored configuration that are not obeyed
+        self.notes: dict[str, str] = {}  # on settings of the stored configuration that are left out
         self._locks: list[int] = []
-        self._watched: int | None = None  # the lock that must not be deleted, where the folder itself cannot be locked
-        self._made = False
+        self._watched: int | None = None  # the lock file must not be deleted where the folder itself cannot be locked
+        self._created = False
 
     def claim(self, config: Config | None, *, resume: bool, allow_code: bool = False) -> Config:
         """Take the folder for writing; returns the configuration to run, by default the stored one when resuming."""
@@ -65,19 +66,12 @@ class RunFolder:
             self.check_resumable()
         if re.search("[\ud800-\udfff]", str(self.path.absolute())):
             raise PskdError(f"{self.path}: this name is not UTF-8, in which weights could not be saved: choose another")
-        with one_line_errors("run folder", **OF_A_RUN):
-            self._made = not self.path.exists()
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._check_ours()
-            try:
-                self._lock()
-            except BlockingIOError:
-                self._unlock()
-                raise InUse(f"{self.path} is in use by another process: wait for it, or choose another --out") from None
-            except BaseException:
-                self.release()
-                raise
         try:
+            with one_line_errors("run folder", **OF_A_RUN):
+                self._created = not self.path.exists()
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._check_ours()
+                self._lock()
             return self._configuration(config, resume, allow_code)
         except BaseException:
             self.release()
@@ -88,16 +82,16 @@ class RunFolder:
             raise PskdError(f"{self.path} has no config.yaml to resume from: name the recipe too, or check --out")
 
     def has_begun(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
-        return any(re.fullmatch(r"[0-9]{9}", entry.name) for entry in self.checkpoints.glob("*"))
+        """Whether there is a checkpoint to continue from."""
+        return bool(list_steps(self.checkpoints))
 
     def _check_ours(self) -> None:
-        """Refuse a folder that holds something else than a run, or in which links lead elsewhere."""
+        """Refuse a folder that holds something other than a run, or links that lead elsewhere."""
         check_own(self.path)
         if self.checkpoints.is_dir():
             check_own(self.checkpoints)
         if not self.config_file.exists():
-            # What a run leaves that was killed before it had begun, a tracker's folder among it, is no stranger's.
+            # A run that was killed before it began may have left these, and a tracker's folder of the run's name.
             begun = re.compile(rf"\.lock|\..*\.writing|bank-\d+\.scratch|{re.escape(self.path.absolute().name)}")
             if other := sorted(entry.name for entry in self.path.iterdir() if not begun.fullmatch(entry.name)):
                 raise PskdError(
@@ -105,13 +99,15 @@ class RunFolder:
                 )
 
     def _lock(self) -> None:
-        """Lock a file and, since a file can be deleted, the folder itself, where its file system can."""
+        """Lock a file and, since a file can be deleted, the folder itself, if its file system can."""
         file = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         self._locks.append(file)
+        in_use = InUse(f"{self.path} is in use by another process: wait for it, or choose another --out")
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            raise BlockingIOError from None  # some systems say the one, some the other
+        except (BlockingIOError, PermissionError):  # which of the two depends on the system
+            self._unlock()  # the file is the other process's
+            raise in_use from None
         except OSError as error:
             raise PskdError(
                 f"{self.path}: its file system cannot lock files ({error.strerror}), so a second training could write"
@@ -119,16 +115,17 @@ class RunFolder:
             ) from None
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         self._locks.append(folder)
-        _folders.add(folder)
+        _locked_folders.add(folder)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise
+            self._unlock()
+            raise in_use from None
         except OSError:
-            self._watched = file  # NFS cannot; there the file's lock has to do
+            self._watched = file  # NFS cannot lock folders: the file's lock has to do
 
     def check_held(self) -> None:
-        """Stop where a second training may have begun here, since all that would have kept it away was deleted."""
+        """Stop if a second training may have begun here, because the only lock was deleted."""
         if self._watched is None:
             return
         try:
@@ -140,30 +137,32 @@ class RunFolder:
 
     def _unlock(self) -> None:
         for handle in self._locks:
-            if handle in _folders:
+            if handle in _locked_folders:
                 with contextlib.suppress(OSError):
                     fcntl.flock(handle, fcntl.LOCK_UN)  # also for a child that has just been forked
-            _folders.discard(handle)
+            _locked_folders.discard(handle)
             os.close(handle)
         self._locks, self._watched = [], None
 
     def _configuration(self, config: Config | None, resume: bool, allow_code: bool) -> Config:
-        """The configuration to run: the stored one, or the one given if it says the same."""
-        stored = self.config(allow_code=allow_code) if self.config_file.exists() else None
-        if stored is not None and not resume:
+        """The configuration to run: the stored one, or the given one if it has the same settings."""
+        if not self.config_file.exists():
+            assert config is not None
+            return config
+        stored = self.config(allow_code=allow_code)
+        if not resume:
             raise PskdError(f"{self.path} already holds a run: add --resume to continue it, or choose another --out")
-        if stored is not None and config is not None:
-            places = configuration.places(config)
-            differences = configuration.differences(stored, config)
-            if changed := [line for line in differences if line.partition(":")[0] not in places]:
-                raise PskdError(
-                    f"{self.path} belongs to another configuration ({changed[0]} here"
-                    + (f", and {len(changed) - 1} more" if changed[1:] else "")
-                    + "): leave the settings out to resume it, or choose another --out"
-                )
-        wanted = config or stored
-        assert wanted is not None
-        return wanted
+        if config is None:
+            return stored
+        places = configuration.places(config)
+        differences = configuration.differences(stored, config)
+        if changed := [line for line in differences if line.partition(":")[0] not in places]:
+            raise PskdError(
+                f"{self.path} belongs to another configuration ({changed[0]} here"
+                + (f", and {len(changed) - 1} more" if changed[1:] else "")
+                + "): leave the settings out to resume it, or choose another --out"
+            )
+        return config
 
     def begin(self, config: Config) -> None:
         """Everything is ready to train: from here on the folder holds this run."""
@@ -171,12 +170,12 @@ class RunFolder:
             write_atomic(self.config_file, config.to_yaml())
 
     def release(self) -> None:
-        """Let go of the folder; one in which nothing has begun is removed."""
+        """Unlock the folder; if nothing has begun in it, remove it."""
         if not self._locks:
             return
         if not self.config_file.exists():
             (self.path / ".lock").unlink(missing_ok=True)
-            if self._made:
+            if self._created:
                 with contextlib.suppress(OSError):  # a tracker has left something in it
                     self.path.rmdir()
         self._unlock()
@@ -191,58 +190,54 @@ class RunFolder:
             self._check_whole(config, tree)
         except PskdError as error:
             raise PskdError(f"{self.config_file}: {error}") from None
-        config, self.notes = sandboxed(config, allow_code=allow_code)
+        config, self.notes = sandbox(config, allow_code=allow_code)
         return config
 
     def _check_whole(self, config: Config, tree: dict[str, Any]) -> None:
-        """Refuse a file that was cut off: what is missing would be taken as its default.
+        """Refuse a file that was cut off, since defaults would stand in for what is missing.
 
-        A file of an earlier release may lack a setting that is new, and the last line.
+        A file of an earlier version may lack new settings and the last line.
         """
         whole = configuration.flat(config.model_dump(mode="json"))
         lacks = {key.partition(".")[0] for key in whole if "." in key} - tree.keys()
         ended = read_text(self.config_file, 2**20).endswith(END) or list(whole)[-1] in configuration.flat(tree)
         if lacks or not ended:
             what = f"its section {min(lacks)} is missing" if lacks else "its end is missing"
-            raise PskdError(f"the file is cut off ({what}): bring back the whole file")
+            raise PskdError(f"the file is cut off ({what}): restore the whole file")
 
     def result(self) -> dict[str, Any]:
-        """What the finished run came to."""
+        """What result.json holds."""
         if not self.result_file.is_file():
             raise PskdError(f"{self.path} is not finished: it has no result.json (continue it with --resume)")
         advice = "remove it and continue the run with --resume"
-        try:
-            tree = read_json(self.result_file, LARGEST_RESULT)
-        except PskdError as error:
-            raise PskdError(f"{self.result_file} is damaged ({error}): {advice}") from None
-        schemas.checked(schemas.Result, tree, self.result_file, advice)
-        return dict(tree)
+        return dict(schemas.read(schemas.Result, self.result_file, LARGEST_RESULT, advice)[0])
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         with open_own(self.metrics_file, "a") as file:
             file.write(json.dumps(record) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The records so far; a last line that was torn by a crash is left out."""
+        """The records so far. A crash may have cut off the last line, which is then left out."""
         if not self.metrics_file.exists():
             return []
         lines = read_text(self.metrics_file, LARGEST_METRICS).splitlines()
         records: list[dict[str, Any]] = []
+        advice = "restore the file, or remove it from this line on"
         for number, line in enumerate(lines, 1):
             where = f"{self.metrics_file}, line {number},"
             try:
-                records.append(parsed_json(line, where))
+                record = parse_json(line, where)
             except PskdError:
                 if number == len(lines):
                     break
-                raise PskdError(f"{where} is damaged: bring the file back, or remove it from this line on") from None
-            advice = "bring the file back, or remove it from this line on"
-            schemas.checked(schemas.Epoch, records[-1], where, advice)
+                raise PskdError(f"{where} is damaged: {advice}") from None
+            schemas.validate(schemas.Epoch, record, where, advice)
+            records.append(record)
         return records
 
     def keep_metrics(self, epochs: int) -> None:
-        """Drop the records of epochs past the first ``epochs``: a resumed run will write them again."""
-        kept = [record for record in self.metrics() if record.get("epoch", epochs + 1) <= epochs]
+        """Drop the records after the first ``epochs``: a resumed run will write them again."""
+        kept = [record for record in self.metrics() if record["epoch"] <= epochs]
         if self.metrics_file.exists():
             write_atomic(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
 

@@ -1,4 +1,4 @@
-"""Several processes: what they agree on, and how their shares are put together."""
+"""The processes of a run: how they decide together and put their results together."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ CONTINUE, SAVE, STOP = 0, 1, 2
 
 
 def own_rank() -> int:
-    """This process's number among those of the run, as torchrun says it in the environment."""
-    given = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
+    """This process's number among those of the run, which torchrun puts into the environment."""
+    given = {"RANK": os.environ.get("RANK", "0"), "WORLD_SIZE": os.environ.get("WORLD_SIZE", "1")}
     for name, value in given.items():
-        if value is not None and not value.isdecimal():
+        if not value.isdecimal():
             raise PskdError(f"the variable {name} is {value!r}, not a number: start several processes by torchrun")
-    rank, world = int(given["RANK"] or 0), int(given["WORLD_SIZE"] or 1)
+    rank, world = map(int, given.values())
     if (rank or world > 1) and not ("MASTER_ADDR" in os.environ and rank < world):
         raise PskdError("the variable RANK or WORLD_SIZE is set, but this is no process of torchrun: unset both")
     return rank
 
 
 class Group:
-    """The processes of this run; with one process everything here is a no-op.
+    """The processes of this run; with one process everything here does nothing.
 
     A host is what torchrun calls a node: ``host`` of ``hosts``, with this process ``local_rank`` of ``local_world``.
-    Its own gloo group carries decisions between CPUs, so that no accelerator has to wait for them.
+    Decisions travel between CPUs in a gloo group of their own, so that no accelerator has to wait for them.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Group:
 
     @property
     def place(self) -> dict[str, int]:
-        """Where this process stands, as ``epoch_plan`` wants it."""
+        """This process's place among the others, as ``epoch_plan`` takes it."""
         return {"rank": self.local_rank, "world": self.local_world, "host": self.host, "hosts": self.hosts}
 
     def barrier(self) -> None:
@@ -69,7 +69,7 @@ class Group:
             dist.barrier(self._gloo)
 
     def agree(self, wish: int) -> int:
-        """The strongest wish of all processes. With several, it is that of the call before, so that nobody waits."""
+        """The largest wish of all processes. With several, it is that of the last call, so that nobody waits."""
         if not self.active:
             return wish
         decision = self.settle()
@@ -78,7 +78,7 @@ class Group:
         return decision
 
     def settle(self) -> int:
-        """What the call of ``agree`` before has come to."""
+        """The decision of the last call of ``agree``."""
         if self._pending is None:
             return CONTINUE
         work, value = self._pending
@@ -109,13 +109,13 @@ class Group:
     def share(self, count: int, *, even: bool = False) -> Tensor:
         """The positions of 0..count-1 that this process evaluates.
 
-        Where ``even``, every process has equally many, since all take part in each; some repeat the last one.
+        If ``even``, every process has equally many, because all take part in each; some repeat the last one.
         """
         longest = -(-count // self.world) * self.world
         return torch.arange(longest if even else count)[self.rank :: self.world].clamp_max(count - 1)
 
     def gather(self, rows: Tensor, count: int) -> Tensor:
-        """All ``count`` rows in their order, from what every process made of its ``share``."""
+        """All ``count`` rows in their order, from the rows that each process has for its ``share``."""
         if not self.active:
             return rows
         longest = -(-count // self.world)
@@ -127,10 +127,10 @@ class Group:
 
 
 def rejoin_process_group() -> None:
-    """Bring the processes together that torchrun has started once more.
+    """Connect the processes that torchrun has restarted.
 
-    Its store still holds the addresses of the dead ones. With one agent they agree on how often they were restarted,
-    which keeps the old entries apart; with several they do not, and torchrun needs
+    Its store still holds the addresses of the dead processes. With one agent all processes know the same number of
+    restarts, which keeps old and new entries apart. With several agents they do not, and torchrun needs
     ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``, which makes it take a new store.
     """
     restarts = restart_count()
@@ -143,21 +143,21 @@ def rejoin_process_group() -> None:
 
 
 def restart_count() -> int:
-    """How often torchrun has started these processes again."""
+    """How often torchrun has restarted these processes."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 @contextlib.contextmanager
 def lost_processes(out: Path) -> Iterator[None]:
-    """When another process dies, what fails here is the connection to it: that is said in one line."""
+    """When another process dies, the connection to it fails here; the error becomes one line with advice."""
     try:
         yield
     except RuntimeError as error:
         if not dist.is_available():
             raise
-        several = os.environ.get("WORLD_SIZE", "1") != "1"  # the group itself may have been taken down by now
-        met = several and any(word in str(error) for word in ("gloo", "onnection", "NCCL"))
-        if met or isinstance(error, dist.DistError):
+        several = os.environ.get("WORLD_SIZE", "1") != "1"  # the group itself may be gone by now
+        lost = several and any(word in str(error) for word in ("gloo", "onnection", "NCCL"))
+        if lost or isinstance(error, dist.DistError):
             raise PskdError(
                 "another process of this run has ended, its own message says why;"
                 f" continue with: --resume --out {out}, on as many processes as you like"

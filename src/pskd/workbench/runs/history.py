@@ -1,10 +1,10 @@
-"""The file `history.bin`: what the model made of every training sample in every epoch.
+"""The file `history.bin`: what the model predicted for every training sample in every epoch.
 
-It begins with the number of samples N, 7 bytes, little-endian, and the format's version, one byte. A block of 7 N bytes
-follows for each epoch: float16 target probabilities, float16 maximum probabilities, float16 past, and a byte of flags
-for each sample. Float16 is coarse near 1, so a target probability p above one half is kept as -(1 - p). The past is
-1 - p of the past prediction that the method really used for the target class, NaN where it used none. A sample that
-was mixed with another one in an epoch has maximum probability 0 there.
+It begins with the number of samples N (7 bytes, little-endian) and the format's version (one byte). Each epoch adds a
+block of 7 N bytes: float16 target probabilities, float16 maximum probabilities, float16 past, and a byte of flags for
+each sample. Float16 is coarse near 1, so a target probability p above one half is stored as -(1 - p). The past is 1 - p
+of the target class in the past prediction that the method used, NaN where it used none. Where a sample was mixed with
+another one, its maximum probability is 0.
 
 The first format, version 0, has no past: its blocks have 5 N bytes.
 """
@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pskd.errors import PskdError
+from pskd.errors import PskdError, error_context
 from pskd.workbench.reading import check_file
 from pskd.workbench.runs.files import write_atomic
 
 HEADER, VERSION = 8, 2
-HALVES = {0: 2, VERSION: 3}  # float16 numbers of a sample and epoch, by version; a byte of flags follows
+HALVES = {0: 2, VERSION: 3}  # float16 numbers of a sample and epoch, by version
 CORRECT, RESCALED = 1, 2  # flags: classified right; the gradient's norm is that of the plain loss times a factor
 
 
@@ -38,26 +38,23 @@ class Epochs(NamedTuple):
 
 
 class Recorded:
-    """A run's history.bin, of ``epochs`` if that is known, of which only what is asked for is read."""
+    """A run's history.bin with so many ``epochs``, if that is known. Only what is asked for is read."""
 
     def __init__(self, path: Path, epochs: int | None = None) -> None:
         check_file(path)
-        try:
+        with error_context(f"{path} cannot be read; delete it, and the report does without"):
             raw = np.memmap(path, np.uint8, "r")
-        except (OSError, ValueError) as error:
-            raise PskdError(f"{path} cannot be read ({error}): delete it, and the report does without") from None
         self.num_samples, self.version = int.from_bytes(raw[: HEADER - 1].tobytes(), "little"), int(raw[HEADER - 1])
         if self.version not in HALVES:
             raise PskdError(f"{path} has the format {self.version}, which this release does not know: use a newer one")
         block = block_size(self.num_samples, self.version)
-        self._flags = block - self.num_samples  # where they begin
+        self._flags = block - self.num_samples  # where the flags begin
         self.num_epochs = (len(raw) - HEADER) // block if block else 0
-        if not self.num_epochs:
-            raise PskdError(f"{path} is damaged: it holds no whole epoch; delete it, and the report does without")
+        missing = "a whole epoch" if not self.num_epochs else ""
         if epochs is not None and (self.num_epochs, self.num_epochs * block) != (epochs, len(raw) - HEADER):
-            raise PskdError(
-                f"{path} is damaged: it does not hold the run's {epochs} epochs; delete it, and the report does without"
-            )
+            missing = missing or f"the run's {epochs} epochs"
+        if missing:
+            raise PskdError(f"{path} is damaged: it does not hold {missing}; delete it, and the report does without")
         self._blocks = raw[HEADER : HEADER + self.num_epochs * block].reshape(self.num_epochs, block)
 
     def times_correct(self) -> np.ndarray:
@@ -81,7 +78,7 @@ class Recorded:
 
 
 def header(num_samples: int) -> bytes:
-    """How a file for so many samples begins."""
+    """The beginning of a file for so many samples."""
     return num_samples.to_bytes(HEADER - 1, "little") + bytes([VERSION])
 
 
@@ -91,7 +88,7 @@ def block_size(num_samples: int, version: int = VERSION) -> int:
 
 
 def renew(path: Path) -> None:
-    """Write a file of the first format anew, without pasts: a run that is resumed goes on in the current format."""
+    """Rewrite a file of the first format in the current one, with no past: a resumed run adds to it."""
     with path.open("rb") as file:
         if file.read(HEADER)[-1:] != b"\0":
             return
@@ -106,5 +103,5 @@ def renew(path: Path) -> None:
 
 
 def read(path: Path, epochs: int | None = None) -> Recorded | None:
-    """What a run recorded, of so many epochs if that is known; None if it did not."""
+    """A run's history, None if it recorded none."""
     return Recorded(path, epochs) if path.exists() and path.stat().st_size > HEADER else None

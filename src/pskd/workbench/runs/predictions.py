@@ -1,4 +1,4 @@
-"""predictions.npz: what a finished run made of every test sample."""
+"""predictions.npz: what a finished run predicts for every test sample."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ADVICE = "it is damaged, or of another version"
 
 
 class Predictions(NamedTuple):
-    """What a run predicted for its test set: probabilities (N, K), labels (N), and what set and classes these are."""
+    """Probabilities (N, K) and labels (N) of a split, its classes, and its fingerprint."""
 
     probs: Tensor
     labels: Tensor
@@ -27,24 +27,23 @@ class Predictions(NamedTuple):
 
 def read(run: Path, split: str = "test") -> Predictions:
     """The stored predictions of a finished run on its split "test" or "val"."""
-    found, of = arrays(run), "val_" if split == "val" else ""
-    if f"{of}probs" not in found:
+    stored, prefix = arrays(run), "val_" if split == "val" else ""
+    if f"{prefix}probs" not in stored:
         raise PskdError(f"{run} has no class probabilities of its {split} split: it is no run of classification")
     path = RunFolder(run).predictions_file
     try:
-        probs, labels, classes, own = (found[f"{of}{name}"] for name in Predictions._fields)
+        probs, labels, classes, fingerprint = (stored[f"{prefix}{name}"] for name in Predictions._fields)
     except KeyError as error:
         raise PskdError(f"{path} cannot be read (it has no {error}): {_ADVICE}") from None
-    if wrong := _wrong(probs, labels, classes, own):
-        raise PskdError(f"{path} cannot be read ({wrong}): {_ADVICE}")
+    if problem := _problem(probs, labels, classes, fingerprint):
+        raise PskdError(f"{path} cannot be read ({problem}): {_ADVICE}")
     names = tuple(printable(name) for name in classes.tolist())
-    return Predictions(
-        torch.from_numpy(probs.astype(np.float32)), torch.from_numpy(labels.astype(np.int64)), names, str(own)
-    )
+    probs, labels = probs.astype(np.float32), labels.astype(np.int64)
+    return Predictions(torch.from_numpy(probs), torch.from_numpy(labels), names, str(fingerprint))
 
 
 def arrays(run: Path) -> dict[str, np.ndarray]:
-    """All that is stored, of whatever task, by name."""
+    """All stored arrays by name, of any task."""
     path = RunFolder(run).predictions_file
     if not path.is_file():
         raise PskdError(f"{run} has no predictions.npz: it is not a finished run (pskd train --resume finishes one)")
@@ -55,16 +54,13 @@ def arrays(run: Path) -> dict[str, np.ndarray]:
 
 
 def fingerprint(run: Path, split: str) -> str | None:
-    """Of the split that the run was evaluated on; None where that is not known."""
-    key = "val_fingerprint" if split == "val" else "fingerprint"
-    if not RunFolder(run).predictions_file.is_file():
-        return None
-    found = arrays(run)
-    return str(found[key]) if key in found else None
+    """The fingerprint of the split that the run was evaluated on, None if it is not known."""
+    stored = arrays(run) if RunFolder(run).predictions_file.is_file() else {}
+    value = stored.get("val_fingerprint" if split == "val" else "fingerprint")
+    return None if value is None else str(value)
 
 
-def _wrong(probs: np.ndarray, labels: np.ndarray, classes: np.ndarray, fingerprint: np.ndarray) -> str:
-    """What is wrong with the arrays; nothing if all is well."""
+def _problem(probs: np.ndarray, labels: np.ndarray, classes: np.ndarray, fingerprint: np.ndarray) -> str | None:
     if probs.dtype.kind != "f" or probs.ndim != 2 or 0 in probs.shape:
         return f"probs is {probs.dtype} of shape {probs.shape}"
     if not (np.isfinite(probs).all() and probs.min() >= 0 and probs.max() <= 1.001):
@@ -74,4 +70,4 @@ def _wrong(probs: np.ndarray, labels: np.ndarray, classes: np.ndarray, fingerpri
         return f"labels are not {count} numbers from 0 to {num_classes - 1}"
     if classes.dtype.kind != "U" or classes.shape != (num_classes,):
         return f"classes are not {num_classes} names"
-    return "" if fingerprint.dtype.kind == "U" and fingerprint.ndim == 0 else "fingerprint is no text"
+    return None if fingerprint.dtype.kind == "U" and fingerprint.ndim == 0 else "fingerprint is no text"

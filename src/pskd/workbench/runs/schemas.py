@@ -1,6 +1,6 @@
-"""What the files of a run may say: one class for each, by which a file is checked where it is read.
+"""What the files of a run may hold: one class for each file, which checks it where it is read.
 
-A folder may come from a stranger, a damaged disk or another version. What does not fit is named in one line.
+A folder may come from a stranger, a damaged disk or another version. The error names what does not fit, in one line.
 """
 
 from __future__ import annotations
@@ -13,47 +13,53 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pskd.errors import PskdError
+from pskd.workbench.reading import read_json
 
 Whole = Annotated[int, Field(ge=0, lt=2**62, strict=True)]
 Number = Annotated[float, Field(allow_inf_nan=False, strict=True, ge=-1e300, le=1e300)]
+Duration = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]  # seconds
 Kind = TypeVar("Kind", bound=BaseModel)
 
 
-class _File(BaseModel):
+class _OpenFile(BaseModel):
+    """A file that may hold more than what is declared: metrics, for example."""
+
     model_config = ConfigDict(frozen=True, extra="allow")
 
     @model_validator(mode="before")
     @classmethod
-    def _numbers(cls, tree: Any) -> Any:
-        """What stands beside the known, metrics, is what JSON can say, and numbers are such that can be shown."""
-        if isinstance(tree, Mapping):
-            for name, value in tree.items():
-                if isinstance(value, int | float) and not isinstance(value, bool) and not _is_shown(value):
-                    raise ValueError(f"{name} is {str(value)[:20] if isinstance(value, float) else 'too large'}")
-                if not _is_json(value):
-                    raise ValueError(f"{name} is neither a number nor text")
+    def _check_values(cls, tree: Any) -> Any:
+        for name, value in tree.items() if isinstance(tree, Mapping) else ():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} is {value}")
+            if isinstance(value, int) and abs(value) >= 2**62:
+                raise ValueError(f"{name} is too large")
+            if not _is_json(value):
+                raise ValueError(f"{name} is neither a number nor text")
         return tree
 
 
-class Metrics(_File):
-    """Metrics of a split by name; numbers, or numbers by class."""
+class Metrics(_OpenFile):
+    """Metrics of a split by name: numbers, or numbers by class."""
 
     ap_per_class: dict[str, float | None] = {}
     ap_per_class_11point: dict[str, float | None] = {}
 
 
-class Seconds(_File):
-    training: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
-    per_epoch: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] | None
+class Seconds(_OpenFile):
+    training: Duration
+    per_epoch: Duration | None
 
 
-class Best(_File):
+class Best(_OpenFile):
+    """The best epoch so far by the validation split."""
+
     epoch: Whole
     val: Metrics
 
 
 class Result(Metrics):
-    """result.json: metrics on the test split, and where they come from."""
+    """result.json: metrics on the test split, and how they were obtained."""
 
     epoch: Whole
     seed: Whole
@@ -72,7 +78,7 @@ class Result(Metrics):
     best: Best | None = None
 
 
-class Epoch(_File):
+class Epoch(_OpenFile):
     """A line of metrics.jsonl."""
 
     epoch: Whole
@@ -82,8 +88,8 @@ class Epoch(_File):
     test: Metrics = Metrics()
 
 
-class Progress(BaseModel):
-    """Where a checkpoint's training was."""
+class SavedProgress(BaseModel):
+    """progress.pt: how far a checkpoint's training was."""
 
     epoch: Whole
     step: Whole
@@ -100,36 +106,37 @@ class Progress(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The checksums of a checkpoint's files."""
+    """manifest.json: the checksums and sizes of a checkpoint's files. Version 0.1 wrote no sizes."""
 
     files: dict[str, str]
     sizes: dict[str, Whole] = {}
 
 
-def checked(kind: type[Kind], tree: Any, path: Path | str, advice: str) -> Kind:
-    """The tree as its class, or what is wrong with it in one line."""
+def validate(kind: type[Kind], tree: Any, path: Path | str, advice: str) -> Kind:
+    """The tree as its class, or an error that says what is wrong with it."""
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise PskdError(f"{path} is damaged ({first_error(error)}): {advice}") from None
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))[:80]
+        why = first["msg"].removeprefix("Value error, ")
+        why = why[0].lower() + why[1:]
+        raise PskdError(f"{path} is damaged ({f'{where}: {why}' if where else why}): {advice}") from None
 
 
-def first_error(error: ValidationError) -> str:
-    """The first thing that is wrong: where, and what."""
-    first = error.errors(include_input=False, include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])[:80]
-    why = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {why[0].lower()}{why[1:]}" if where else f"{why[0].lower()}{why[1:]}"
+def read(kind: type[Kind], path: Path, most: int, advice: str) -> tuple[Any, Kind]:
+    """What a file of JSON of at most ``most`` bytes holds: as it stands there, and as its class."""
+    try:
+        tree = read_json(path, most)
+    except PskdError as error:
+        raise PskdError(f"{path} is damaged ({error}): {advice}") from None
+    return tree, validate(kind, tree, path, advice)
 
 
 def _is_json(value: Any, depth: int = 10) -> bool:
-    """Whether it is plain: a checkpoint, unlike a file of JSON, may hold tensors at any place."""
+    """Whether JSON could hold it: a checkpoint may hold tensors anywhere."""
     if isinstance(value, dict):
         return depth > 0 and all(isinstance(key, str) and _is_json(item, depth - 1) for key, item in value.items())
     if isinstance(value, list | tuple):
         return depth > 0 and all(_is_json(item, depth - 1) for item in value)
     return value is None or isinstance(value, str | int | float)
-
-
-def _is_shown(value: float) -> bool:
-    return (isinstance(value, int) and abs(value) < 2**62) or (isinstance(value, float) and math.isfinite(value))

@@ -1,6 +1,6 @@
-"""A model's weights spread over the processes (FSDP): each keeps its part of them, of gradients and optimizer state.
+"""A model spread over the processes (FSDP): each keeps a part of the weights, gradients and optimizer state.
 
-Checkpoints hold whole tensors however their run was spread, so a run can be resumed another way.
+Checkpoints always hold whole tensors, so a run can be resumed with or without spreading.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch.utils._pytree import tree_map
 from pskd.errors import PskdError
 from pskd.workbench.config import Config
 
-KERNELS = ("foreach", "fused")  # settings of an optimizer that say how a step is computed, not what it comes to
-SMALLEST = 0.01  # share of the weights that a part of the model must hold to be gathered on its own
+KERNELS = ("foreach", "fused")  # settings of an optimizer that change how a step is computed, not its result
+SMALLEST = 0.01  # a part of the model with a smaller share of the weights is not gathered on its own
 
 
 def check(config: Config) -> None:
-    """Refuse settings that want the whole model in one process; the task and the method are asked later."""
+    """Refuse settings that need the whole model in one process; the task and the method have checks of their own."""
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         raise PskdError("this was launched with accelerate's own FSDP: launch it without, and set train.shard=true")
     if not config.train.shard:
         return
     problem = None
     if config.train.average > 1 or config.train.ema is not None or config.train.compile:
-        problem = "train.average, train.ema and train.compile want the whole model"
+        problem = "train.average, train.ema and train.compile need the whole model"
     elif config.train.precision == "fp16":
         problem = "processes would scale their parts of the gradients differently, take train.precision=bf16"
     if problem is not None:
@@ -38,16 +38,15 @@ def check(config: Config) -> None:
 def shard(model: nn.Module, device: torch.device, world: int) -> None:
     """Spread the weights of ``model`` over all processes, in place.
 
-    The elements of its lists and sequences that are large enough are gathered one after the other while it runs.
+    While it runs, its large parts (elements of lists and sequences) are gathered one after the other.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (world,))
     least = SMALLEST * _size(model)
-    for sequence in reversed(
-        [module for module in model.modules() if isinstance(module, nn.Sequential | nn.ModuleList)]
-    ):
+    sequences = [module for module in model.modules() if isinstance(module, nn.Sequential | nn.ModuleList)]
+    for sequence in reversed(sequences):
         for part in sequence:
             if _size(part) >= least:
                 fully_shard(part, mesh=mesh)
@@ -59,18 +58,18 @@ def is_spread(model: nn.Module) -> bool:
 
 
 def whole(tree: Any) -> Any:
-    """``tree`` with every spread tensor put together, on the CPU. All processes have to call it."""
+    """``tree`` with whole tensors on the CPU in place of spread ones. All processes have to call it."""
     return tree_map(lambda leaf: leaf.full_tensor().cpu() if _is_spread(leaf) else leaf, tree)
 
 
 def load_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Put whole weights into a model that may be spread."""
+    """Load whole weights into a model that may be spread."""
     own = model.state_dict()
     model.load_state_dict({name: _spread(value, own.get(name)) for name, value in state.items()})
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Put a whole state into an optimizer whose weights may be spread; how it computes a step stays its own affair."""
+    """Load a whole state into an optimizer whose weights may be spread; it keeps its own ``KERNELS``."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     entries = {
         number: {name: _spread(value, parameters[number]) for name, value in entry.items()}
@@ -82,7 +81,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
 
 
 def _spread(value: Any, like: Any) -> Any:
-    """The part of a whole tensor that this process keeps of ``like``; anything else as it is."""
+    """This process's part of a whole tensor if ``like`` is spread; anything else unchanged."""
     if not _is_spread(like) or not isinstance(value, Tensor) or value.shape != like.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -91,7 +90,7 @@ def _spread(value: Any, like: Any) -> Any:
 
 
 def _is_spread(value: Any) -> bool:
-    return hasattr(value, "full_tensor")  # a DTensor, whose module takes long to load
+    return hasattr(value, "full_tensor")  # a DTensor; to import its class takes long
 
 
 def _size(module: nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""Weights in safetensors, with all that is needed to use them inside: classes, view, the model's options."""
+"""Weights as safetensors. The file's metadata holds what is needed to use them: classes, view, the model's options."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from pskd.errors import PskdError
-from pskd.workbench.reading import check_file, parsed_json
+from pskd.errors import PskdError, error_context
+from pskd.workbench.reading import check_file
 from pskd.workbench.runs import sharding
 from pskd.workbench.runs.files import to_disk
 from pskd.workbench.runs.group import Group
@@ -30,10 +30,10 @@ def save(model: nn.Module, path: Path, metadata: dict[str, Any], group: Group) -
     beside.unlink(missing_ok=True)  # a link of this name would be followed
     try:
         if state is None:
-            safetensors.torch.save_model(model, str(beside), metadata=about)  # which stores weights that are tied once
+            safetensors.torch.save_model(model, str(beside), metadata=about)  # stores tied weights once
         else:
             safetensors.torch.save_file(state, str(beside), metadata=about)
-    except SafetensorError as error:  # what the system refuses comes as text
+    except SafetensorError as error:  # an error of the system comes as text
         if (number := re.search(r"os error (\d+)", str(error))) is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
@@ -46,31 +46,29 @@ def save(model: nn.Module, path: Path, metadata: dict[str, Any], group: Group) -
 def load(model: nn.Module, path: Path) -> None:
     """Read weights into ``model``."""
     check_file(path)
-    try:
+    with error_context(f"{path} does not fit this model, or is damaged"):
         if sharding.is_spread(model):
             sharding.load_model(model, safetensors.torch.load_file(str(path)))
         else:
             safetensors.torch.load_model(model, str(path))
-    except (OSError, RuntimeError, ValueError, TypeError, SafetensorError) as error:
-        raise PskdError(f"{path} does not fit this model, or is damaged: {str(error).splitlines()[0]}") from error
 
 
 def read(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by name."""
-    try:
+    check_file(path)
+    with error_context(f"{path} cannot be read as safetensors"):
         return dict(safetensors.torch.load_file(str(path)))
-    except (OSError, SafetensorError) as error:
-        raise PskdError(f"{path} cannot be read as safetensors: {str(error).splitlines()[0]}") from error
 
 
 def path_of(run: Path, *, best: bool = False) -> Path:
     """The weights of a finished run: the last epoch's, or those of the best one by the validation split."""
-    path = run / ("best.safetensors" if best else "model.safetensors")
+    last = run / "model.safetensors"
+    path = run / "best.safetensors" if best else last
     if path.is_file():
         return path
-    if not (run / "config.yaml").is_file() and not (run / "model.safetensors").is_file():
+    if not (run / "config.yaml").is_file() and not last.is_file():
         raise PskdError(f"{run} is not a run folder: it has no config.yaml, and no weights")
-    if best and (run / "model.safetensors").is_file():
+    if best and last.is_file():
         raise PskdError(f"{run} has no best.safetensors: without a validation split no epoch is chosen as the best")
     if (run / "result.json").is_file():
         raise PskdError(f"{run} has lost its {path.name}: copy it back, or train it again with another --out")
@@ -80,11 +78,9 @@ def path_of(run: Path, *, best: bool = False) -> Path:
 def metadata(path: Path) -> dict[str, Any]:
     """What was saved beside the weights."""
     check_file(path)
-    try:
+    with error_context(f"{path} holds no weights of a pskd run"):
         with safe_open(str(path), framework="pt") as file:
-            tree = parsed_json((file.metadata() or {})[_KEY], path)
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
-        raise PskdError(f"{path} holds no weights of a pskd run: {str(error).splitlines()[0]}") from error
-    if not isinstance(tree, dict):
-        raise PskdError(f"{path} holds no weights of a pskd run: what is said of them is no mapping")
-    return tree
+            tree = json.loads((file.metadata() or {})[_KEY])
+        if not isinstance(tree, dict):
+            raise TypeError("their metadata is no mapping")
+        return tree

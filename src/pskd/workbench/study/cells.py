@@ -1,7 +1,7 @@
-"""A study: a YAML file that says which runs to make, what each needs, and what to show of them.
+"""A study: a YAML file that lists many runs, what each of them needs, and what the report shows.
 
-Each combination of its axes' values is a cell. Its key (`keys.py`) names its run folder: so a study that grows runs
-only what is new, and studies in one folder share runs.
+Each combination of its axes' values is a cell. The cell's key (`keys.py`) names its run folder. So a study that grows
+runs only the new cells, and studies in one folder share runs.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from pskd.workbench import recipes
 from pskd.workbench.config import Config, Section, parse_value, read_yaml, resolve, validated
 from pskd.workbench.config.old_names import with_new_keys
 from pskd.workbench.runs.files import one_line_errors, write_atomic
-from pskd.workbench.runs.schemas import checked
+from pskd.workbench.runs.schemas import validate
 from pskd.workbench.study.keys import CELL, key_of, rename_matching_runs
-from pskd.workbench.study.ranges import MOST_CELLS, split_list, unquoted
+from pskd.workbench.study.ranges import MOST_CELLS, remove_quotes, split_list
 
 Settings = dict[str, Any]
 SEED = "seed"  # the axis whose values are repetitions
 
 
 class Show(Section):
-    """What a report shows first. The other figures for which the runs have data follow.
+    """What a report shows first. All other figures for which the runs have data follow.
 
-    `split` is where the numbers come from; `columns` are metrics; `ensemble` averages each cell's seeds; `x` is the
-    axis that an ablation runs along; `map` are two axes, over which each row is compared with the first of its group;
-    `first` are figures' names.
+    `split` is evaluated; `columns` are metrics; `ensemble` averages the predictions of each cell's seeds; `x` is the
+    axis of an ablation; `map` are two axes: each row is compared with the first one of its group; `first` are names of
+    figures.
     """
 
     split: Literal["test", "val"] = "test"
@@ -49,10 +49,10 @@ class Show(Section):
 
 
 class Paper(Section):
-    """The paper's own numbers: for each row, named by its labels, one for each column; `note` is shown with them.
+    """The paper's own numbers: `rows` have one number for each column; `note` is shown below them.
 
-    `literature` are rows that it quotes from others, of which no run is made; `by_class` is its table of each class's
-    average precision, whose columns are classes.
+    `literature` are rows that the paper quotes from others, without runs here; `by_class` is its table of average
+    precision, with one column for each class.
     """
 
     table: str
@@ -64,11 +64,11 @@ class Paper(Section):
 
 
 class StudyFile(Section):
-    """`axes` are lists of a setting's values, or labels with the settings that each stands for.
+    """`axes` are lists of a setting's values, or labels with their settings.
 
-    The value of a setting can be `{cell: {key: value, ...}}`: the folder of the run that has the same settings with
-    these changes or, if they name a recipe, of that recipe's run with these settings and the same seed. `prune` gives
-    up a run whose validation metric is worse than the median of those before it, after a third of its epochs.
+    The value of a setting can be `{cell: {key: value, ...}}`: the folder of the run with the same settings and these
+    changes. If the changes name a recipe, it is that recipe's run with these settings and the same seed. `prune` stops
+    a run after a third of its epochs if its validation metric is worse than the median of earlier runs.
     """
 
     about: str
@@ -80,7 +80,7 @@ class StudyFile(Section):
     prune: bool = False
 
 
-class Saved(Section):
+class SavedStudy(Section):
     """study.yaml in a study's folder."""
 
     name: str
@@ -94,12 +94,12 @@ class Cell:
     """One run of a study.
 
     Args:
-        key: of what the configuration says about the result; names the run folder.
-        config: resolved; the folder of a run that it needs stands in it as `cell:KEY`.
-        needs: keys of the cells that must have finished before.
-        labels: the axes' values that make it; empty for a run that is there only because others need it.
-        as_published: the configuration without the changes that were asked for beside the study file.
-        allow_code: whether code that it names may be imported.
+        key: a hash of the settings that change the result; it names the run folder.
+        config: the configuration. The folder of a run that it needs is written as `cell:KEY`.
+        needs: keys of the cells that must be done before.
+        labels: the axes' values; empty for a run that exists only because others need it.
+        as_published: the configuration of the study file alone, without the command's changes.
+        allow_code: whether code that the configuration names may be imported.
     """
 
     key: str
@@ -111,7 +111,7 @@ class Cell:
 
     @property
     def root(self) -> str | None:
-        """The `data.root` that the recipe or the study file names: one given beside them only says where data is."""
+        """The `data.root` of the recipe or study file. A command's `data.root` only tells where the data is."""
         return self.as_published.data.root
 
     @property
@@ -120,22 +120,22 @@ class Cell:
         return shown or f"{self.config.recipe} · method {self.config.method.name} · seed {self.config.train.seed}"
 
     def config_in(self, runs: Path) -> Config:
-        """The configuration with the folders of the runs it needs."""
-        return validated(_placed(self.config.model_dump(mode="json"), runs), allow_code=self.allow_code)
+        """The configuration, with the folders of the runs that it needs."""
+        return validated(_fill_in_folders(self.config.model_dump(mode="json"), runs), allow_code=self.allow_code)
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study file with the changes asked for beside it, and the folder it is run in.
+    """A study file, the changes of the command, and the study's folder.
 
-    Code that a user's own study file names is imported; what a folder names is, if the user says so.
+    Code that a user's own study file names may be imported. Code that a folder names needs `--allow-code`.
     """
 
     name: str
     file: StudyFile
     words: tuple[str, ...]
     folder: Path
-    identity: str  # its name in a storage that several studies share
+    identity: str  # its name in a database that several studies share
     allow_code: bool = field(default=False, compare=False)
 
     @property
@@ -146,7 +146,7 @@ class Study:
         return self.runs / key
 
     def cells(self) -> dict[str, Cell]:
-        """All cells by key, each after those it needs."""
+        """All cells by key, each after the cells that it needs."""
         return expand(self.file, self.words, allow_code=self.allow_code)
 
     def save(self) -> None:
@@ -158,67 +158,67 @@ class Study:
         }
         with one_line_errors("study folder"):
             self.runs.mkdir(parents=True, exist_ok=True)
-            self._keep_other()
-            write_atomic(_saved(self.folder), yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+            self._rename_other()
+            write_atomic(_study_file(self.folder), yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
-    def _keep_other(self) -> None:
-        """Another study that was run in this folder keeps its file and its page, under its name."""
+    def _rename_other(self) -> None:
+        """Keep the file and page of another study that was run in this folder, under its name."""
         if is_study(self.folder) and (other := Study.load(self.folder).name) != self.name:
-            for file in (_saved(self.folder), self.folder / "report.html"):
+            for file in (_study_file(self.folder), self.folder / "report.html"):
                 if file.exists():
                     file.replace(file.with_stem(f"{file.stem}-{other}"))
 
     @classmethod
     def begin(cls, name: str, words: Sequence[str], folder: Path) -> Study:
-        """The study of a file, or of a shipped one by its name, in a new folder or in that of an earlier one."""
+        """The study of a file or of a shipped name, in a new folder or in the folder of an earlier study."""
         return cls.of(Path(name).stem, read_study(name), folder, words)
 
     @classmethod
     def of(cls, name: str, file: StudyFile, folder: Path, words: Sequence[str] = ()) -> Study:
-        """A study in a new folder or in that of an earlier one."""
+        """A study in a new folder, or in the folder of an earlier study."""
         identity = cls.load(folder).identity if is_study(folder) else secrets.token_hex(6)
         study = cls(name, file, tuple(words), folder.absolute(), identity, allow_code=True)
-        rename_matching_runs(study.runs, study.cells())  # a mistake in the study is found before anything is written
+        rename_matching_runs(study.runs, study.cells())  # finds errors before anything is written
         return study
 
     @classmethod
     def load(cls, folder: Path, *, allow_code: bool = False) -> Study:
-        """The study that was begun in this folder."""
+        """The study of this folder."""
         if not is_study(folder):
             raise PskdError(f"{folder} is not a study's folder: it has no study.yaml (pskd study run begins one)")
-        content = read_yaml(_saved(folder))
+        content = read_yaml(_study_file(folder))
         advice = "remove it, then begin the study again with pskd study run"
-        saved = checked(Saved, content, _saved(folder), advice)
+        saved = validate(SavedStudy, content, _study_file(folder), advice)
         return cls(saved.name, saved.study, saved.words, folder.absolute(), saved.identity, allow_code)
 
 
 def is_study(folder: Path) -> bool:
-    return _saved(folder).is_file()
+    return _study_file(folder).is_file()
 
 
 def read_study(name: str) -> StudyFile:
-    """A study file of the user's own, or a shipped one by its name."""
+    """The study file of a path or of a shipped name."""
     path = recipes.find(name)
-    return _checked(read_yaml(path), path)
+    return _parse_study(read_yaml(path), path)
 
 
 def expand(study: StudyFile, words: Iterable[str] = (), *, allow_code: bool = True) -> dict[str, Cell]:
-    """All cells of a study by key, each after those it needs; all of the first seed come first.
+    """All cells of a study by key, each after the cells that it needs, and seed by seed.
 
-    ``words`` are changes for every cell, `key=value`, for the cells of one recipe, `RECIPE:key=value`, or a choice of
-    an axis's values, `AXIS=label,label`.
+    ``words`` change every cell (`key=value`) or the cells of one recipe (`RECIPE:key=value`), or choose values of an
+    axis (`AXIS=label,label`).
     """
     axes, changes = _choose(study.axes, words)
     if (count := math.prod(map(len, axes.values()))) > MOST_CELLS:
         raise PskdError(f"this study has {count:,} cells, the most allowed are {MOST_CELLS:,}: give axes fewer values")
     cells: dict[str, Cell] = {}
-    order = sorted(axes, key=lambda axis: axis != SEED)  # so that a study that is half done already compares
+    order = sorted(axes, key=lambda axis: axis != SEED)  # so that half a study can already be compared
     for combination in itertools.product(*(axes[axis].items() for axis in order)):
         chosen = dict(zip(order, combination, strict=True))
         settings: Settings = {"recipe": study.recipe} if study.recipe else {}
-        settings = _changed(settings, study.settings)
+        settings = _apply_changes(settings, study.settings)
         for axis in axes:
-            settings = _changed(settings, chosen[axis][1])
+            settings = _apply_changes(settings, chosen[axis][1])
         _add(cells, settings, changes, {axis: chosen[axis][0] for axis in axes}, allow_code)
     return cells
 
@@ -226,18 +226,18 @@ def expand(study: StudyFile, words: Iterable[str] = (), *, allow_code: bool = Tr
 def _add(
     cells: dict[str, Cell], settings: Settings, words: Sequence[str], labels: Mapping[str, str], allow_code: bool
 ) -> str:
-    """Put a cell, and before it those it needs, among ``cells``; returns its key."""
+    """Add a cell to ``cells``, after the cells that it needs; return its key."""
     settings, needs = dict(settings), []
     for setting, value in list(settings.items()):
         if isinstance(value, Mapping) and set(value) == {"cell"}:
             changes = value["cell"]
             shared = {"seed"} if "recipe" in changes else settings.keys() - {setting}
-            own = {key: kept for key, kept in settings.items() if key in shared}
-            needs.append(_add(cells, _changed(own, changes), words, {}, allow_code))
+            common = {name: settings[name] for name in settings if name in shared}
+            needs.append(_add(cells, _apply_changes(common, changes), words, {}, allow_code))
             settings[setting] = CELL + needs[-1]
     recipe = settings.pop("recipe", None)
     if not isinstance(recipe, str):
-        raise PskdError("recipe is missing: a study, or an axis of it, names the recipe that its cells start from")
+        raise PskdError("recipe is missing: a study, or one of its axes, names the recipe that its cells start from")
     tree = _recipe(recipe)
     planned = [f"{key}={json.dumps(value)}" for key, value in with_new_keys(settings).items()]
     asked = [word for word in words if ":" not in word.partition("=")[0]]
@@ -246,7 +246,7 @@ def _add(
     as_published = resolve(tree, planned, name=recipe, allow_code=allow_code)
     key = key_of(config, as_published.data.root)
     if key not in cells or (labels and not cells[key].labels):
-        # A cell that others needed before its own turn came keeps its place.
+        # A cell that another one needs keeps its place before that one.
         cells[key] = Cell(key, config, tuple(needs), labels, as_published, allow_code)
     return key
 
@@ -257,7 +257,7 @@ _recipe = functools.cache(recipes.read_recipe)
 def _choose(
     given: Mapping[str, list[Any] | dict[str, Settings]], words: Iterable[str]
 ) -> tuple[dict[str, dict[str, Settings]], list[str]]:
-    """Each axis's labels with their settings, those that ``words`` choose, and the words that are changes."""
+    """The labels of each axis with their settings, as ``words`` choose them, and the words that are changes."""
     axes: dict[str, dict[str, Settings]] = {}
     for axis, values in given.items():
         axes[axis] = values if isinstance(values, dict) else {str(value): {axis: value} for value in values}
@@ -271,8 +271,8 @@ def _choose(
         if axis not in axes:
             changes.append(word)
             continue
-        labels = {unquoted(part): part for part in ([wanted] if wanted in axes[axis] else split_list(wanted))}
-        if isinstance(given[axis], list):  # further values of a setting are welcome
+        labels = {remove_quotes(part): part for part in ([wanted] if wanted in axes[axis] else split_list(wanted))}
+        if isinstance(given[axis], list):  # other values of a setting are allowed
             further = {label: {axis: parse_value(axis, part)} for label, part in labels.items()}
             axes[axis] = {label: axes[axis].get(label, further[label]) for label in labels}
         elif unknown := [label for label in labels if label not in axes[axis]]:
@@ -282,25 +282,22 @@ def _choose(
     return axes, changes
 
 
-def _changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """``settings`` with changes; another method drops the settings of the one before."""
-    changed = dict(settings)
-    for key, value in changes.items():
-        if key == "method":
-            changed = {kept: old for kept, old in changed.items() if not kept.startswith("method.")}
-        changed[key] = value
-    return changed
+def _apply_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """``settings`` with changes. Another method drops the settings of the one before."""
+    if "method" in changes:
+        settings = {key: value for key, value in settings.items() if not key.startswith("method.")}
+    return {**settings, **changes}
 
 
-def _placed(value: Any, runs: Path) -> Any:
+def _fill_in_folders(value: Any, runs: Path) -> Any:
     if isinstance(value, dict):
-        return {key: _placed(item, runs) for key, item in value.items()}
+        return {key: _fill_in_folders(item, runs) for key, item in value.items()}
     if isinstance(value, str) and value.startswith(CELL):
         return str(runs / value.removeprefix(CELL))
     return value
 
 
-def _checked(tree: Any, path: Path) -> StudyFile:
+def _parse_study(tree: Any, path: Path) -> StudyFile:
     try:
         return StudyFile.model_validate(tree)
     except ValidationError as error:
@@ -310,5 +307,5 @@ def _checked(tree: Any, path: Path) -> StudyFile:
         raise PskdError(f"{path}: {where}: {first['msg'][0].lower()}{first['msg'][1:]}{known}") from None
 
 
-def _saved(folder: Path) -> Path:
+def _study_file(folder: Path) -> Path:
     return folder / "study.yaml"

@@ -1,7 +1,7 @@
-"""The key of a cell: a hash of what its settings say about the result. It names the cell's run folder.
+"""The key of a cell: a hash of the settings that change the result. It names the cell's run folder.
 
-It is the configuration's identity, so a key stays when a release adds a setting, and when data or folders move. A
-`data.root` that a recipe or the study file names does count, as two of them may be all that tells two cells apart.
+It is the configuration's identity, so it stays the same when a release adds a setting, and when data or folders move.
+The `data.root` of a recipe or study file counts, as two cells may differ in nothing else.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pskd.workbench.runs.folder import RunFolder
 if TYPE_CHECKING:
     from pskd.workbench.study.cells import Cell
 
-CELL = "cell:"  # with a key: the run folder of that cell, until it is known where the runs are
-REFERENCES = ("model.backbone", "method.teacher")  # another run can stand here, and what it learnt counts
+CELL = "cell:"  # with a key: the run folder of that cell, before the folder of the runs is known
+REFERENCES = ("model.backbone", "method.teacher")  # they can name another run, whose settings count
 
 
 def key_of(config: Config, root: str | None = None) -> str:
-    """The key of a configuration; ``root`` is the `data.root` that a recipe or the study file names, if one does."""
+    """The key of a configuration; ``root`` is the `data.root` of the recipe or study file, if it has one."""
     also = {} if root is None else {"data.root": root}
     return identity(config, keep=REFERENCES, also=also, size=6)
 
 
 def rename_matching_runs(runs: Path, cells: Mapping[str, Cell]) -> None:
-    """Give run folders that have another name, but are the run of a cell, the cell's name.
+    """Rename run folders that hold the run of a cell, but under another name.
 
-    ``cells`` come after those they need. A folder that is a link, that cannot be read or that is in use is left alone.
+    ``cells`` come after the cells that they need. Links, and folders that are in use or cannot be read, stay.
     """
     if not runs.is_dir():
         return
@@ -41,7 +41,7 @@ def rename_matching_runs(runs: Path, cells: Mapping[str, Cell]) -> None:
         if path.name not in cells and not path.is_symlink() and RunFolder(path).config_file.is_file():
             with contextlib.suppress(PskdError, OSError):
                 others[RunFolder(path)] = RunFolder(path).config()
-    names = {key: key for key in cells}  # of the runs that others may refer to: what it was, what it is
+    names = {key: key for key in cells}  # old and new names of runs that others may refer to
     for key, cell in cells.items():
         for folder, config in others.items() if not (runs / key).exists() else ():
             with contextlib.suppress(PskdError, OSError):
@@ -67,7 +67,7 @@ def _is_run_of(cell: Cell, config: Config) -> bool:
 
 
 def _with_keys(config: Config, names: Mapping[str, str]) -> Config:
-    """``config`` with references to runs of this study as a cell has them."""
+    """``config`` with references to runs of this study written as `cell:KEY`."""
     sections = (config.model, config.method)
     if not any(getattr(section, name.split(".")[1], None) for section, name in zip(sections, REFERENCES, strict=True)):
         return config

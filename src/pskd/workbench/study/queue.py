@@ -1,15 +1,14 @@
-"""The queue of a study's cells, over Optuna: who is next, who is at work, who failed. Any number of workers share it.
+"""The queue of a study's cells, over Optuna: which cells wait, run or have failed. Any number of workers share it.
 
-A cell that may run is a waiting trial with the cell's key in its user attributes. Every worker may put a cell there:
-of two trials of one cell the lower-numbered one counts, the other is dropped when its turn comes. Whether a cell is
-done is told by its run folder, not by the queue.
+A cell that may run is a waiting trial, with the cell's key in its user attributes. Every worker may add one: of two
+trials of one cell the first one counts, and the other is skipped when its turn comes. The run folder tells whether a
+cell is done, not the queue.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
@@ -17,7 +16,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 import optuna
-from optuna.exceptions import ExperimentalWarning
+from optuna.exceptions import ExperimentalWarning, OptunaError, UpdateFinishedTrialError
 from optuna.storages import RetryHeartbeatStaleTrialCallback, fail_stale_trials
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
@@ -27,61 +26,61 @@ from pskd.metrics.catalogue import METRICS, primary
 from pskd.workbench.study import storage
 from pskd.workbench.study.cells import Cell, Study
 
-RETRIES = 5  # of a cell whose worker died; one that kills every worker must come to an end
+RETRIES = 5  # of a cell whose worker died: a cell that kills every worker must come to an end
 LIVE = (TrialState.WAITING, TrialState.RUNNING)
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-
-
-@contextlib.contextmanager
-def _experimental() -> Iterator[None]:
-    """Heartbeats are an experimental part of Optuna, as it says on every use."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        warnings.filterwarnings("ignore", "Heartbeat of storage")  # our own thread sends it
-        yield
 
 
 class State(StrEnum):
     DONE = "done"
     RUNNING = "running"
     WAITING = "waiting"
-    NOT_READY = "not ready"  # a cell that it needs has not finished
+    NOT_READY = "not ready"  # a cell that it needs is not done
     FAILED = "failed"
     BLOCKED = "blocked"  # a cell that it needs has failed or was pruned
     PRUNED = "pruned"  # given up, because others were better
 
 
+STATES = {TrialState.COMPLETE: State.DONE, TrialState.PRUNED: State.PRUNED, TrialState.RUNNING: State.RUNNING}
 AfterEpoch = Callable[[Mapping[str, Any]], None]
 OPEN = (State.RUNNING, State.WAITING, State.NOT_READY)
 
 
 class Standing(NamedTuple):
-    """Where a cell stands; ``seconds`` that it took, or has been running."""
+    """The state of a cell, its error, and the seconds that it took or has been running."""
 
     state: State
     error: str | None = None
     seconds: float | None = None
 
 
-class CellReturned(BaseException):
-    """The worker was asked to stop: the cell goes back into the queue. No error, wherever the signal comes."""
+class CellReturned(KeyboardInterrupt):
+    """The worker was asked to stop, and its cell waits again. Not an Exception, which a training may catch."""
+
+
+@contextlib.contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Optuna warns at each use of its heartbeats that they are experimental."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        yield
 
 
 class Queue:
-    """One study's queue.
+    """The queue of one study.
 
     Args:
-        study: whose cells these are.
-        url: Optuna's name of a database; None is a SQLite file in the study's folder.
-        heartbeat: seconds between two signs of life of a running cell.
-        grace: seconds without one after which its worker counts as dead.
-        patience: seconds that the database may be away.
-        waits: whether it may be away at the beginning, too.
-        say: shows a line, on what was found and what is waited for.
+        study: the study.
+        url: Optuna's URL of a database; None is a SQLite file in the study's folder.
+        heartbeat: seconds between two heartbeats of a running cell.
+        grace: seconds without a heartbeat after which a worker counts as dead.
+        patience: seconds to wait for a database that is away.
+        waits: whether to wait for it at the beginning, too.
+        say: prints a line about a damaged or absent database.
     """
 
-    @_experimental()
+    @_no_warnings()
     def __init__(
         self,
         study: Study,
@@ -93,70 +92,61 @@ class Queue:
         waits: bool = False,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.study, self.cells, self.grace, self.heartbeat = study, study.cells(), grace, heartbeat
-        with storage.alone(study.folder) if url is None else contextlib.nullcontext():
-            self._connect(url or storage.own_file(study.folder, say), patience, waits, say)
+        self.study, self.cells, self.grace = study, study.cells(), grace
 
-    def _connect(self, url: str, patience: float, waits: bool, say: Callable[[str], None]) -> None:
-        try:
-            storage.waited(lambda: self._open(url, patience), patience if waits else 0.0, say)
-        except ImportError as error:
-            raise PskdError(
-                f"{_shown(url)}: its database driver is not installed ({error.__cause__ or error})"
-            ) from None
-        except (
-            SQLAlchemyError,
-            optuna.exceptions.OptunaError,
-            storage.DatabaseUnreachable,
-            RuntimeError,
-            ValueError,
-        ) as error:
-            cause = error.__cause__ if isinstance(error, storage.DatabaseUnreachable) and error.__cause__ else error
-            raise PskdError(f"the queue {_shown(url)} cannot be opened: {storage.reason(cause)}") from None
-
-    def _open(self, url: str, patience: float) -> None:
-        self.storage = storage.PatientStorage(
-            url,
-            patience=patience,
-            heartbeat_interval=self.heartbeat,
-            grace_period=self.grace,
-            heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=RETRIES),
-        )
-        with storage.impatient():
+        def connect() -> None:
+            self.storage = storage.PatientStorage(
+                address,
+                patience=patience,
+                heartbeat_interval=heartbeat,
+                grace_period=grace,
+                heartbeat_stale_trial_callback=_retry,
+            )
+            epochs = max(cell.config.train.epochs for cell in self.cells.values())
             self.trials = optuna.create_study(
                 storage=self.storage,
-                study_name=self.study.identity,
+                study_name=study.identity,
                 sampler=optuna.samplers.RandomSampler(),
-                pruner=optuna.pruners.MedianPruner(n_warmup_steps=_longest(self.cells) // 3),
+                pruner=optuna.pruners.MedianPruner(n_warmup_steps=epochs // 3),
                 load_if_exists=True,
             )
 
-    @_experimental()
+        with storage.own_database(study.folder, say) if url is None else contextlib.nullcontext(url) as address:
+            scheme, _, rest = address.partition("://")
+            name = f"{scheme}://{rest.rpartition('@')[2]}"  # without a password
+            try:
+                storage.repeat(connect, patience if waits else 0.0, say)
+            except ImportError as error:
+                text = f"{name}: its database driver is not installed ({error.__cause__ or error})"
+                raise PskdError(text) from None
+            except (SQLAlchemyError, OptunaError, RuntimeError, ValueError) as error:
+                raise PskdError(f"the queue {name} cannot be opened: {storage.reason(error)}") from None
+
+    @_no_warnings()
     def standings(self) -> dict[str, Standing]:
-        """Where every cell stands now."""
-        trials = self._newest()
+        """The standing of every cell."""
+        trials = self._newest_trials()
         standings: dict[str, Standing] = {}
         for key, cell in self.cells.items():
             own = self._standing(key, trials.get(key))
             if own is None:
-                states = [standings[need].state for need in cell.needs]
-                if not {State.FAILED, State.BLOCKED, State.PRUNED}.isdisjoint(states):
+                states = {standings[need].state for need in cell.needs}
+                if not states.isdisjoint({State.FAILED, State.BLOCKED, State.PRUNED}):
                     own = Standing(State.BLOCKED)
                 else:
-                    ready = all(state is State.DONE for state in states)
-                    own = Standing(State.WAITING if ready else State.NOT_READY)
+                    own = Standing(State.WAITING if states <= {State.DONE} else State.NOT_READY)
             standings[key] = own
         return standings
 
-    @_experimental()
+    @_no_warnings()
     def advance(self) -> dict[str, Standing]:
-        """Put every cell that may run and is not there yet into the queue; returns where each stands.
+        """Add every cell that may run and is not in the queue; return where each cell stands.
 
-        Cells of a later seed are held back while one of an earlier seed is not ready, unless nothing else is waiting.
+        While a cell of one seed is not ready, cells of later seeds are added only if nothing else waits.
         """
         fail_stale_trials(self.trials)
         self._fail_never_begun()
-        standings, trials = self.standings(), self._newest()
+        standings, trials = self.standings(), self._newest_trials()
         queued = {key for key, trial in trials.items() if trial.state in LIVE}
         waiting = any(trials[key].state is TrialState.WAITING for key in queued)
         unready: int | None = None  # the seed of the first cell that is not ready
@@ -170,122 +160,83 @@ class Queue:
         return standings
 
     def try_again(self) -> None:
-        """Put cells that failed, or whose run folder is gone, into the queue once more."""
+        """Add cells again that failed, or that are done but have lost their run folder."""
         for key, standing in self.standings().items():
-            if standing.state is State.FAILED or (standing.state is State.DONE and not self._finished(key)):
+            if standing.state is State.FAILED or (standing.state is State.DONE and not self._is_done(key)):
                 self._enqueue(key)
 
     def take(self, train: Callable[[Cell, AfterEpoch], float]) -> None:
-        """Take the next waiting cell, if there still is one, and train it.
+        """Train the next waiting cell, if there is still one.
 
-        ``train`` has to show the record of every epoch to its second argument. What it raises becomes the cell's error;
-        ``CellReturned`` puts the cell back.
+        ``train`` passes the record of every epoch to its second argument. What it raises becomes the cell's error;
+        after ``CellReturned`` the cell waits again.
         """
-        with _experimental():
-            trial = self.trials.ask()
-        with self._signs_of_life(trial):
+
+        def run_trial(trial: Trial) -> float:
             key = trial.user_attrs.get("cell")
-            value: float | None = None
-            if key not in self.cells or self._finished(key) or self._is_taken(key, trial.number):
-                state = TrialState.PRUNED
-            else:
-                try:
-                    value, state = (
-                        train(self.cells[key], lambda record: self._prune(trial, record)),
-                        TrialState.COMPLETE,
-                    )
-                except optuna.TrialPruned:
-                    state = TrialState.PRUNED
-                    self._note(trial, "pruned", True)
-                except CellReturned:
-                    state = TrialState.FAIL
-                    self._note(trial, "stopped", True)
-                except Exception as error:  # whatever a training raises: the others go on
-                    state = TrialState.FAIL
-                    self._note(trial, "error", _one_line(error))
-        if value is not None and not math.isfinite(value):
-            value = 0.0
-        # Where this worker was thought dead, its cell was given to another, which waits for the run folder meanwhile.
-        with _experimental(), contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
-            self.trials.tell(trial.number, value, state, skip_if_finished=True)
+            if key not in self.cells or self._is_done(key) or self._is_taken(key, trial.number):
+                raise optuna.TrialPruned
+            try:
+                value = train(self.cells[key], lambda record: self._prune(trial, record))
+            except (Exception, CellReturned) as error:
+                name = {optuna.TrialPruned: "pruned", CellReturned: "stopped"}.get(type(error), "error")
+                with contextlib.suppress(UpdateFinishedTrialError):
+                    trial.set_user_attr(name, _first_line(error))
+                raise
+            return value if math.isfinite(value) else 0.0
 
-    @contextlib.contextmanager
-    def _signs_of_life(self, trial: Trial) -> Iterator[None]:
-        """Say that a trial is being worked on, as long as it is; a database that is away is told later.
-
-        It has begun once Optuna has its first sign: a worker that dies before is found by that note alone.
-        """
-        over = threading.Event()
-
-        def say() -> None:
-            begun = False
-            while True:
-                with (
-                    contextlib.suppress(PskdError, SQLAlchemyError, optuna.exceptions.OptunaError),
-                    storage.impatient(),
-                ):
-                    self.storage.record_heartbeat(trial._trial_id)
-                    if not begun:
-                        self._note(trial, "begun", True)
-                        begun = True
-                if over.wait(self.heartbeat):
-                    return
-
-        thread = threading.Thread(target=say, daemon=True)
-        thread.start()
         try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+            self.trials.optimize(run_trial, n_trials=1, catch=(Exception,))
+        except CellReturned:
+            pass
+        except Exception as error:  # not of the cell, whose errors are caught
+            for each in (error, error.__context__):  # Optuna hides the first error behind one of its own
+                if isinstance(each, PskdError):
+                    raise each from None
+            # This worker was taken for dead, so Optuna refuses its result. The run folder has it.
+            if not isinstance(error, ValueError | AssertionError | UpdateFinishedTrialError):
+                raise
 
-    def _note(self, trial: Trial, name: str, value: Any) -> None:
-        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
-            trial.set_user_attr(name, value)
+    @property
+    def stops(self) -> int:
+        """How often this study was asked to stop. A worker leaves when the number grows."""
+        return int(self.trials.user_attrs.get("stops", 0))
+
+    def stop(self) -> None:
+        self.trials.set_user_attr("stops", self.stops + 1)
 
     def _prune(self, trial: Trial, record: Mapping[str, Any]) -> None:
         if self.study.file.prune and "val" in record:
             name = primary(record["val"])
             if name is None:
                 raise PskdError("prune: these runs have no primary metric to be compared by; leave prune out")
-            # A training does not wait for the queue: where that is away, the run is compared after the next epoch.
-            finished = optuna.exceptions.UpdateFinishedTrialError
-            with contextlib.suppress(storage.DatabaseUnreachable, finished), storage.impatient():
+            # A training does not wait for a database that is away: the next epoch is compared again.
+            with contextlib.suppress(UpdateFinishedTrialError, *storage.DATABASE_ERRORS), storage.call_once():
                 trial.report(METRICS[name].cost(float(record["val"][name])), record["epoch"])
                 if trial.should_prune():
                     raise optuna.TrialPruned
 
-    @property
-    def stops(self) -> int:
-        """How often this study was asked to stop: a worker leaves when it becomes more."""
-        return int(self.trials.user_attrs.get("stops", 0))
-
-    def stop(self) -> None:
-        self.trials.set_user_attr("stops", self.stops + 1)
-
     def _standing(self, key: str, newest: FrozenTrial | None) -> Standing | None:
-        """What run folder and newest trial say of a cell; None: it has yet to run."""
+        """The standing that run folder and newest trial give; None for a cell that has yet to run."""
+        state, notes = (None, {}) if newest is None else (newest.state, newest.user_attrs)
         seconds = None if newest is None else _seconds(newest)
-        if self._finished(key) or (newest is not None and newest.state is TrialState.COMPLETE):
+        if self._is_done(key):
             return Standing(State.DONE, seconds=seconds)
-        if newest is None:
-            return None
-        if newest.state is TrialState.PRUNED:
-            return Standing(State.PRUNED, seconds=seconds)
-        if newest.state is TrialState.RUNNING:
-            return Standing(State.RUNNING, seconds=seconds)
-        if newest.state is TrialState.FAIL and "error" in newest.user_attrs:
-            return Standing(State.FAILED, newest.user_attrs["error"])
-        if newest.state is TrialState.FAIL and len(_deaths(newest)) >= RETRIES:
-            return Standing(State.FAILED, f"its worker died {RETRIES + 1} times (out of memory?)")
+        if state in STATES:
+            return Standing(STATES[state], seconds=seconds)
+        if newest is not None and state is TrialState.FAIL and "stopped" not in notes:
+            if "error" in notes:
+                return Standing(State.FAILED, notes["error"])
+            if len(RetryHeartbeatStaleTrialCallback.retry_history(newest)) >= RETRIES:
+                return Standing(State.FAILED, f"its worker died {RETRIES + 1} times (out of memory?)")
         return None
 
-    def _newest(self) -> dict[str, FrozenTrial]:
-        """The last trial of every cell that was not dropped."""
+    def _newest_trials(self) -> dict[str, FrozenTrial]:
+        """The last trial of every cell that was not skipped."""
         newest: dict[str, FrozenTrial] = {}
         for trial in self.trials.get_trials(deepcopy=False):
-            dropped = trial.state is TrialState.PRUNED and "pruned" not in trial.user_attrs
-            if "cell" in trial.user_attrs and not dropped:
+            skipped = trial.state is TrialState.PRUNED and "pruned" not in trial.user_attrs
+            if "cell" in trial.user_attrs and not skipped:
                 newest[trial.user_attrs["cell"]] = trial
         return newest
 
@@ -294,21 +245,28 @@ class Queue:
         return any(trial.user_attrs.get("cell") == key and trial.number < number for trial in live)
 
     def _fail_never_begun(self) -> None:
-        """Give up trials that a worker took and died before its first sign of life: Optuna never finds them stale."""
+        """Fail trials whose worker died before its first heartbeat: Optuna never finds them stale."""
         limit = datetime.now() - timedelta(seconds=self.grace)
         for trial in self.trials.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if "begun" not in trial.user_attrs and trial.datetime_start is not None and trial.datetime_start < limit:
                 self.trials.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
-    def _finished(self, key: str) -> bool:
+    def _is_done(self, key: str) -> bool:
         return (self.study.run_folder(key) / "result.json").is_file()
 
     def _enqueue(self, key: str) -> None:
         self.trials.enqueue_trial({}, user_attrs={"cell": key})
 
 
+@_no_warnings()
+def _retry(study: optuna.Study, trial: FrozenTrial) -> None:
+    """Add the trial of a dead worker again, with its cell but without what else was noted of it."""
+    trial.user_attrs = {name: value for name, value in trial.user_attrs.items() if name == "cell"}
+    RetryHeartbeatStaleTrialCallback(max_retry=RETRIES)(study, trial)
+
+
 def time_left(standings: Mapping[str, Standing], workers: int) -> float | None:
-    """Seconds until all cells are done if the rest takes as long as those before; None while nothing is known."""
+    """Seconds until all cells are done if the others take as long as those before; None if no cell is done."""
     took = [standing.seconds for standing in standings.values() if standing.state is State.DONE and standing.seconds]
     if not took:
         return None
@@ -321,15 +279,6 @@ def time_left(standings: Mapping[str, Standing], workers: int) -> float | None:
     return sum(left) / max(1, min(workers, len(left)))
 
 
-def _longest(cells: Mapping[str, Cell]) -> int:
-    return max(cell.config.train.epochs for cell in cells.values())
-
-
-def _deaths(trial: FrozenTrial) -> list[int]:
-    """The numbers of the trials before this one whose worker died."""
-    return list(RetryHeartbeatStaleTrialCallback.retry_history(trial))
-
-
 def _seconds(trial: FrozenTrial) -> float | None:
     if trial.datetime_start is None:
         return None
@@ -337,12 +286,6 @@ def _seconds(trial: FrozenTrial) -> float | None:
     return max(0.0, (end - trial.datetime_start).total_seconds())  # another machine's clock may be ahead
 
 
-def _one_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     text = (str(error).strip().splitlines() or [""])[0]
     return (text if isinstance(error, PskdError) else f"{type(error).__name__}: {text}")[:500]
-
-
-def _shown(url: str) -> str:
-    """A database's name without the password."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"

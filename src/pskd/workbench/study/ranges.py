@@ -1,4 +1,4 @@
-"""What `key=...` may stand for on a command line: one value, a list of values, or a range of numbers."""
+"""`key=...` on a command line: one value, a list of values, or a range of numbers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ INTEGERS = re.compile(r"([+-]?\d+)\.\.([+-]?\d+)")
 BETWEEN = re.compile(f"({NUMBER})~({NUMBER})")
 
 
-class Range(NamedTuple):
-    """What a setting may be: `0.0:1.0:0.1`, `1..20` and `a,b,c` are lists of values; `0.01~1` any number between."""
+class SearchRange(NamedTuple):
+    """The values of a searched setting: a list (`0.0:1.0:0.1`, `1..20`, `a,b,c`), or all numbers between (`0.01~1`)."""
 
     key: str
     values: Sequence[Any]
@@ -30,40 +30,49 @@ class Range(NamedTuple):
     def continuous(self) -> bool:
         return not self.values
 
+    @property
+    def logarithmic(self) -> bool:
+        """Whether it spans more than a factor of ten, and so is sampled on a logarithmic scale."""
+        return self.low > 0 and self.high / self.low > 10
+
     def draw(self, generator: random.Random) -> Any:
-        """A random value; of a range that spans more than a factor of ten, even on a logarithmic scale."""
+        """A random value."""
         if not self.continuous:
             return generator.choice(list(self.values))
-        if self.low > 0 and self.high / self.low > 10:
-            return float(f"{math.exp(generator.uniform(math.log(self.low), math.log(self.high))):.4g}")
-        return float(f"{generator.uniform(self.low, self.high):.4g}")
+        if self.logarithmic:
+            return self.round(math.exp(generator.uniform(math.log(self.low), math.log(self.high))))
+        return self.round(generator.uniform(self.low, self.high))
+
+    @staticmethod
+    def round(value: float) -> float:
+        return float(f"{value:.4g}")
 
 
-def parse(word: str) -> Range | None:
+def parse(word: str) -> SearchRange | None:
     """The range that `key=...` gives, or None for a single value."""
     key, _, text = word.partition("=")
     if match := STEPS.fullmatch(text):
         low, high, step = map(float, match.groups())
         if step <= 0 or high < low:
             raise PskdError(f"{word}: from {match[1]} there are no steps of {match[3]} to {match[2]}")
-        count = _checked(word, (high - low) / step + 1e-9)
-        return Range(key, [float(f"{low + place * step:.10g}") for place in range(count)])
+        count = _count_values(word, (high - low) / step + 1e-9)
+        return SearchRange(key, [float(f"{low + place * step:.10g}") for place in range(count)])
     if match := INTEGERS.fullmatch(text):
         first, last = int(match[1]), int(match[2])
         if last < first:
             raise PskdError(f"{word}: {last} comes before {first}; write first..last")
-        _checked(word, last - first)
-        return Range(key, list(range(first, last + 1)))
+        _count_values(word, last - first)
+        return SearchRange(key, list(range(first, last + 1)))
     if match := BETWEEN.fullmatch(text):
         if float(match[2]) <= float(match[1]):
             raise PskdError(f"{word}: {match[2]} is not above {match[1]}; write low~high")
-        return Range(key, [], float(match[1]), float(match[2]))
+        return SearchRange(key, [], float(match[1]), float(match[2]))
     parts = split_list(text)
-    return Range(key, [parse_value(key, part) for part in parts]) if len(parts) > 1 else None
+    return SearchRange(key, [parse_value(key, part) for part in parts]) if len(parts) > 1 else None
 
 
 def split_list(text: str) -> list[str]:
-    """The parts of `a,b,c`; a comma inside of quotes or brackets belongs to its part."""
+    """The parts of `a,b,c`; a comma inside quotes or brackets belongs to its part."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -79,12 +88,12 @@ def split_list(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def unquoted(part: str) -> str:
+def remove_quotes(part: str) -> str:
     return part[1:-1] if len(part) > 1 and part[0] == part[-1] and part[0] in "'\"" else part
 
 
-def _checked(word: str, steps: float) -> int:
-    """The number of values that so many steps make."""
+def _count_values(word: str, steps: float) -> int:
+    """How many values this number of steps gives; too many are an error."""
     if not steps < MOST_CELLS:
         count = f"{steps + 1:,.0f}" if steps < 1e18 else "far too many"
         raise PskdError(

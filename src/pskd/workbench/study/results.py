@@ -1,4 +1,4 @@
-"""The runs that a report is about: rows of several seeds, in frames of rows that are compared with each other."""
+"""The runs of a report: a row is the runs of several seeds, a frame is the rows that are compared with each other."""
 
 from __future__ import annotations
 
@@ -21,23 +21,11 @@ from pskd.workbench.runs import history, predictions
 from pskd.workbench.runs.folder import RunFolder
 from pskd.workbench.runs.predictions import Predictions
 from pskd.workbench.study.cells import SEED, Cell, Paper, Show, Study, is_study
-from pskd.workbench.study.same_data import DataOf, alike, gathered
+from pskd.workbench.study.same_data import DataOf, group, have_same_data
 
-MOST_SETTINGS = 3  # in the name of a row
-# Settings in which the runs of a row may differ, beside those that say where and how.
+MOST_SETTINGS = 3  # that the name of a row lists
+# Settings in which the runs of a row may differ, beside places, devices and the like.
 APART = frozenset({"train.seed", "train.history"})
-
-DATA_NAMES = {
-    "digits": "digits",
-    "detection digits": "digit scenes",
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "fashion_mnist": "Fashion-MNIST",
-    "imagenet": "ImageNet",
-    "voc": "PASCAL VOC",
-    "numbers": "numbers",
-    "multi30k": "Multi30k",
-}
 
 AXIS_NAMES = {
     "data.per_class": "training images a class",
@@ -47,14 +35,14 @@ AXIS_NAMES = {
 
 
 class Scores(NamedTuple):
-    """Of each sample of a split: how sure the model is, (N), and whether it is right, (N)."""
+    """The confidence of each sample of a split, (N), and whether its prediction is correct, (N)."""
 
     confidence: Tensor
     correct: Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class FinishedRun:
     """A finished run."""
 
     folder: RunFolder
@@ -68,7 +56,7 @@ class Run:
 
     @property
     def metrics(self) -> Mapping[str, Any]:
-        """The numbers of the report's split."""
+        """The metrics on the report's split."""
         numbers: Mapping[str, Any] = self.result.get("val", {}) if self.split == "val" else self.result
         return numbers
 
@@ -83,41 +71,41 @@ class Run:
 
     @property
     def scores(self) -> Scores | None:
-        """None for a task without classes to be sure of, and where the predictions were not kept."""
-        return self._first_look[0]
+        """None for a task without class probabilities, or if the predictions were not kept."""
+        return self._from_predictions[0]
 
     @cached_property
-    def _first_look(self) -> tuple[Scores | None, str | None]:
-        """What is kept of the predictions: scores, and the fingerprint of the test split."""
-        made = self.predictions()
-        scores = None if made is None else Scores(*confidence_and_correct(made.probs, made.labels))
-        if made is not None and self.split == "test":
-            return scores, made.fingerprint
+    def _from_predictions(self) -> tuple[Scores | None, str | None]:
+        """The scores, and the fingerprint of the test split."""
+        kept = self.predictions()
+        scores = None if kept is None else Scores(*confidence_and_correct(kept.probs, kept.labels))
+        if kept is not None and self.split == "test":
+            return scores, kept.fingerprint
         return scores, predictions.fingerprint(self.folder.path, "test")
 
     @cached_property
     def data(self) -> DataOf:
-        """Of the same data are the runs that may be compared."""
-        settings, apart = self.config.data.model_dump(mode="json"), places(self.config)
-        kept = {name: value for name, value in settings.items() if f"data.{name}" not in apart}
-        place = json.dumps(kept, sort_keys=True), settings["root"]
-        return DataOf(self.config.task, self._first_look[1], self.result["data_fingerprint"], place, self.seed)
+        """Only runs with the same data may be compared."""
+        data, ignored = self.config.data.model_dump(mode="json"), places(self.config)
+        text = json.dumps({key: value for key, value in data.items() if f"data.{key}" not in ignored}, sort_keys=True)
+        test, train = self._from_predictions[1], self.result["data_fingerprint"]
+        return DataOf(self.config.task, test, train, (text, data["root"]), self.seed)
 
     @property
     def data_name(self) -> str:
         """`CIFAR-10`, or the name of the folder or file of one's own data."""
-        data = self.config.data
-        known = DATA_NAMES.get(f"{self.config.task} {data.name}") or DATA_NAMES.get(data.name)
-        return known or (Path(data.root).name if data.root else data.name)
+        data, sets = self.config.data, getattr(registry.tasks.get(self.config.task), "data_sets", None)
+        title = None if sets is None else sets.title(data.name)
+        return title or (Path(data.root).name if data.root else data.name)
 
     @property
     def training_samples(self) -> int | None:
-        """How many there were; None for a run of an earlier release that did not record them."""
+        """Their number; None for a run of an earlier release, which did not record it."""
         recorded: int | None = self.result.get("training_samples")
         return recorded or (None if self.history is None else self.history.num_samples)
 
     def predictions(self) -> Predictions | None:
-        """Read anew each time: a data set's probabilities are large. None where their file was not kept."""
+        """Read again each time, as probabilities are large. None if their file was not kept."""
         if self.config.task != "classification" or not self.folder.predictions_file.is_file():
             return None
         return predictions.read(self.folder.path, self.split)
@@ -125,11 +113,11 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """The runs of one setting, which differ in their seeds; ``labels`` by axis."""
+    """Runs that differ only in their seeds; ``labels`` are the values of the study's axes."""
 
     labels: Mapping[str, str]
-    runs: Sequence[Run]
-    changed: Sequence[str] = ()  # the settings in which it differs from what the paper did
+    runs: Sequence[FinishedRun]
+    changed: Sequence[str] = ()  # the settings that were changed from the study file
 
     @property
     def key(self) -> str:
@@ -138,12 +126,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        return " · ".join(_shown(*pair) for pair in self.labels.items())
+        return " · ".join(_format_label(*pair) for pair in self.labels.items())
 
     @property
     def short(self) -> str:
-        """What tells it from the others of its frame."""
-        return _shown(*list(self.labels.items())[-1])
+        """The label in which it differs from the other rows of its frame."""
+        return _format_label(*list(self.labels.items())[-1])
 
     @property
     def title(self) -> str:
@@ -160,9 +148,9 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Collection:
-    """Rows that belong together, all tested on the same data: those of a study, or of runs that were named one by one.
+    """Rows that were tested on the same data: those of a study, or of runs that were given one by one.
 
-    ``name`` is short: of its files.
+    ``name`` is short, for file names.
     """
 
     title: str
@@ -175,103 +163,105 @@ class Collection:
 
     @cached_property
     def frames(self) -> dict[str, list[Row]]:
-        """Rows by what they share, all labels but the last: they go into one plot, and one of them is best."""
+        """Rows by all their labels but the last. Those of a frame go into one plot, and one of them is the best."""
         frames: dict[str, list[Row]] = {}
         for row in self.rows:
-            shared = [_shown(*pair) for pair in row.labels.items()][:-1]
+            shared = [_format_label(*pair) for pair in row.labels.items()][:-1]
             frames.setdefault(" · ".join(shared), []).append(row)
         return frames
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The metrics to show: the study's, or all that every row has."""
+        """The metrics to show: those that the study names, or all that every row has."""
         names = metrics_of(self.rows[0].runs[0].metrics) if self.rows else []
-        there = [name for name in names if all(row.values(name) for row in self.rows)]
-        return tuple(name for name in self.show.columns if name in there) or tuple(there)
+        shared = [name for name in names if all(row.values(name) for row in self.rows)]
+        return tuple(name for name in self.show.columns if name in shared) or tuple(shared)
 
     @property
     def compared(self) -> str:
-        """What the rows of a frame are: methods, or values of another axis."""
+        """The axis along which the rows of a frame differ: methods, or another one."""
         axis = list(self.rows[0].labels)[-1]
         return "method" if axis in ("method", "method.name", "run") else axis.rpartition(".")[2]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[FinishedRun]:
         return [run for row in self.rows for run in row.runs]
 
 
 def collect(paths: Sequence[Path]) -> list[Collection]:
-    """Collections of each study, and of the runs that were named by themselves: one for each data that is tested on.
+    """The collections of each study, and of the runs that are given one by one: one for each test set.
 
-    A run that is damaged is left out and named among the unfinished ones, unless there is no other.
+    A damaged run is left out and listed as unfinished, unless there is no other.
     """
-    found: list[Collection] = []
-    single: list[Run] = []
+    collections: list[Collection] = []
+    single: list[FinishedRun] = []
     left_out: list[PskdError] = []
     for path in paths:
         try:
             if is_study(path):
-                found += _of_study(Study.load(path))
+                collections += _collect_study(Study.load(path))
             else:
                 single.append(_open(path))
         except PskdError as error:
             left_out.append(error)
-    if left_out and not found and not single:
+    if left_out and not collections and not single:
         raise left_out[0]
-    found += [_of_runs(runs) for runs in gathered(single, lambda one, other: one.data.same(other.data))]
-    lines = [f"left out: {error}" for error in left_out]
-    return [replace(found[0], unfinished=[*found[0].unfinished, *lines]), *found[1:]] if lines else found
+    collections += [_collect_runs(runs) for runs in group(single, lambda one, other: one.data.same(other.data))]
+    if left_out:
+        lines = [f"left out: {error}" for error in left_out]
+        collections[0] = replace(collections[0], unfinished=[*collections[0].unfinished, *lines])
+    return collections
 
 
 @cache
 def method_title(name: str) -> str:
-    """A method's name for people."""
+    """A method's name for readers."""
     method = registry.methods.get(name)
     return (method is not None and method.card.title) or name
 
 
 def axis_name(axis: str) -> str:
-    """A setting's name for people who have never seen a settings file."""
+    """A setting's name for readers who do not know the settings."""
     return AXIS_NAMES.get(axis, axis)
 
 
-def _shown(axis: str, label: str) -> str:
-    """A label as people say it: `epochs 30`, `PS-KD`."""
+def _format_label(axis: str, label: str) -> str:
+    """A label for readers: `epochs 30`, `PS-KD`."""
     if axis in ("method", "method.name"):
         return method_title(label)
     return f"{axis.rpartition('.')[2]} {label}" if "." in axis or label.replace(".", "", 1).isdecimal() else label
 
 
 def is_plain(config: Config) -> bool:
-    """Whether a run learnt from its labels as they are: the baseline of a comparison."""
+    """Whether a run was trained on its labels alone: the baseline of a comparison."""
     method = registry.methods.get(config.method.name)
     return method is not None and bool(method.card.plain)
 
 
 def plain_row(rows: Sequence[Row]) -> Row | None:
-    """The baseline of a frame: its first row that is trained on labels alone."""
+    """The first row that was trained on labels alone."""
     return next((row for row in rows if is_plain(row.runs[0].config)), None)
 
 
 def baseline_of(rows: Sequence[Row]) -> Row:
-    """What the rows of a frame are compared with: the plain one, or else the first."""
+    """The row that the others of a frame are compared with: the plain one, or else the first."""
     return plain_row(rows) or rows[0]
 
 
 def subject_of(rows: Sequence[Row]) -> Row:
-    """What a frame is about, of those that are not its baseline: the first row of our own method, or else the last one.
+    """The row that a frame is about: the first one of our own method, or else the last one that is not the baseline.
 
-    A detector on the trunk of a run of ours has the method's name as its label.
+    A detector on a trunk that our method trained has the method's name as its label.
     """
     others = [row for row in rows if row is not baseline_of(rows)]
     ours = method_title(DEFAULT_METHOD)
-    taught = next((row for row in others if row.title == ours), None)
-    return taught or next((row for row in others if row.short == ours), others[-1])
+    first = next((row for row in others if row.title == ours), None)
+    return first or next((row for row in others if row.short == ours), others[-1])
 
 
-def _of_study(study: Study) -> list[Collection]:
+def _collect_study(study: Study) -> list[Collection]:
     show = study.file.show
-    rows: dict[tuple[str, ...], tuple[Cell, list[Run]]] = {}
+    rows: dict[tuple[str, ...], tuple[Cell, list[FinishedRun]]] = {}
     unfinished = []
     for key, cell in study.cells().items():
         if not cell.labels:
@@ -285,71 +275,72 @@ def _of_study(study: Study) -> list[Collection]:
             own.append(_open(folder, show.split))
         except PskdError as error:
             unfinished.append(f"left out: {cell.name}: {error}")
-    made = [Row(_without_seed(cell.labels), runs, _changed(cell)) for cell, runs in rows.values() if runs]
+    made = [Row(_without_seed(cell.labels), runs, _list_changes(cell)) for cell, runs in rows.values() if runs]
     if not made:
         damaged = next((line.partition(": ")[2] for line in unfinished if line.startswith("left out: ")), None)
         raise PskdError(damaged or f"{study.folder} has no finished cell yet: pskd study status tells how far it is")
-    made = _in_order(made)
-    groups = gathered(made, lambda one, other: alike(one.data, other.data, DataOf.same_test))
+    made = order_axes(made)
+    groups = group(made, lambda one, other: have_same_data(one.data, other.data, DataOf.same_test))
     title, _, more = study.file.about.partition(";")
+    title = f"{title[0].upper()}{title[1:]}" if title else study.name
     chosen = [word for word in study.words if word.partition("=")[0] in study.file.axes]
     about = ". ".join(filter(None, (more.strip(), f"Chosen of the study: {', '.join(chosen)}" if chosen else "")))
-    title = f"{title[0].upper()}{title[1:]}" if title else study.name
-    found = []
-    for group in groups:
-        apart = [label for axis, label in group[0].labels.items() if _shared(group, axis) and not _shared(made, axis)]
-        name = " · ".join([title, *apart]) if len(groups) > 1 else title
-        found.append(Collection(name, about, group, show, study.file.paper, name=study.name))
-    return [replace(found[0], unfinished=unfinished), *found[1:]]
+    differing = [axis for axis in made[0].labels if not _is_shared(made, axis)]
+    collections = []
+    for members in groups:
+        labels = [members[0].labels[axis] for axis in differing if _is_shared(members, axis)]
+        name = " · ".join([title, *labels]) if len(groups) > 1 else title
+        collections.append(Collection(name, about, members, show, study.file.paper, name=study.name))
+    return [replace(collections[0], unfinished=unfinished), *collections[1:]]
 
 
 def _without_seed(labels: Mapping[str, str]) -> dict[str, str]:
     return {axis: label for axis, label in labels.items() if axis != SEED}
 
 
-def _shared(rows: Sequence[Row], axis: str) -> bool:
+def _is_shared(rows: Sequence[Row], axis: str) -> bool:
     return len({row.labels[axis] for row in rows}) == 1
 
 
-def _in_order(rows: Sequence[Row]) -> list[Row]:
-    """Rows whose last label tells methods apart, not data: the last of all labels is what a frame compares."""
+def order_axes(rows: Sequence[Row]) -> list[Row]:
+    """Rows with the axes that change the data first: a frame compares rows along the last axis."""
     axes = list(rows[0].labels)
     data = [axis for axis in axes if any(_differ(one, other, axis) for one in rows for other in rows)]
     if not data and axes:
         return list(rows)
     order = [*data, *(axis for axis in axes if axis not in data)]
-    made = [replace(row, labels={axis: row.labels[axis] for axis in order}) for row in rows]
+    rows = [replace(row, labels={axis: row.labels[axis] for axis in order}) for row in rows]
     if len(data) == len(axes):  # nothing is left to compare: each row is named by its method
-        made = [replace(row, labels={**row.labels, "method": row.title}) for row in made]
-    return made
+        rows = [replace(row, labels={**row.labels, "method": row.title}) for row in rows]
+    return rows
 
 
 def _differ(one: Row, other: Row, axis: str) -> bool:
-    """Whether two rows that differ in one axis alone have different data."""
+    """Whether two rows that differ only in this axis have different data."""
     if [name for name, label in one.labels.items() if other.labels[name] != label] != [axis]:
         return False
-    return not alike(one.data, other.data, DataOf.same)
+    return not have_same_data(one.data, other.data, DataOf.same)
 
 
-def _changed(cell: Cell) -> list[str]:
-    """The settings in which a cell differs from what its study file says."""
+def _list_changes(cell: Cell) -> list[str]:
+    """The settings in which a cell differs from its study file."""
     apart = APART | places(cell.config)
     return [line for line in differences(cell.as_published, cell.config) if line.partition(":")[0] not in apart]
 
 
-def _of_runs(runs: Sequence[Run]) -> Collection:
-    """Runs that differ only in their seeds are one row, named by the settings that vary; the plain ones come first."""
+def _collect_runs(runs: Sequence[FinishedRun]) -> Collection:
+    """Runs that differ only in their seeds are one row, named by the settings that vary. Plain rows come first."""
     settings = [flat(run.config.model_dump(mode="json")) for run in runs]
     apart = APART.union(*(places(run.config) for run in runs))
     keys = [key for key in {key: None for tree in settings for key in tree} if key not in apart]
     varying = [key for key in keys if len({str(tree[key]) for tree in settings if key in tree}) > 1]
-    rows: dict[tuple[str, ...], list[Run]] = {}
+    rows: dict[tuple[str, ...], list[FinishedRun]] = {}
     for run, tree in zip(runs, settings, strict=True):
         rows.setdefault(tuple(_setting(key, tree[key]) for key in varying if key in tree), []).append(run)
     made = []
     for parts, members in rows.items():
         if len({run.seed for run in members}) < len(members):
-            # The same settings and seed twice: one run repeated. No mean stands for them.
+            # A run was repeated with the same settings and seed: a mean over both would mislead.
             made += [Row({"run": f"{_title(run)} ({run.folder.path})"}, [run]) for run in members]
             continue
         few = len(parts) <= MOST_SETTINGS
@@ -361,7 +352,7 @@ def _of_runs(runs: Sequence[Run]) -> Collection:
     return Collection(f"{title[0].upper()}{title[1:]}", "", made)
 
 
-def _title(run: Run) -> str:
+def _title(run: FinishedRun) -> str:
     return method_title(run.config.method.name)
 
 
@@ -369,9 +360,9 @@ def _setting(key: str, value: Any) -> str:
     return method_title(value) if key == "method.name" else str(value) if key.endswith(".name") else f"{key}={value}"
 
 
-def _open(path: Path, split: str = "test") -> Run:
-    """A finished run, all of whose files are as they should be."""
+def _open(path: Path, split: str = "test") -> FinishedRun:
+    """A finished run, with all its files read: an error now is better than one in the middle of a page."""
     folder = RunFolder(path)
-    run = Run(folder, folder.config(), folder.result(), split)
-    run.epochs, run.history, run.scores, run.data  # noqa: B018  # read now, that nothing damaged comes up in the middle of a page
+    run = FinishedRun(folder, folder.config(), folder.result(), split)
+    run.epochs, run.history, run.scores, run.data  # noqa: B018
     return run

@@ -1,4 +1,4 @@
-"""Which runs may be compared: those that learnt from the same data and were tested on the same data."""
+"""Which runs may be compared: those that were trained and tested on the same data."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Thing = TypeVar("Thing")
 
 
 class DataOf(NamedTuple):
-    """What a run says of its data.
+    """The data of a run.
 
     Args:
-        task: what was learnt.
-        test: fingerprint of the test split; None where a task does not keep it.
+        task: the task of the run.
+        test: fingerprint of the test split; None if the task does not keep it.
         train: fingerprint of the training split.
-        settings: those of the data, as text, and where it is.
-        seed: a part of the data may be drawn by it.
+        settings: the settings of the data as text, and its folder or file.
+        seed: of the run; the data may be drawn with it.
     """
 
     task: str
@@ -26,7 +26,7 @@ class DataOf(NamedTuple):
     seed: int
 
     def same_test(self, other: DataOf) -> bool:
-        """Whether the numbers of both are about the same samples."""
+        """Whether both were tested on the same samples."""
         if self.test is None or other.test is None:
             return self.task == other.task and self.test == other.test and self.same_training(other)
         return self.task == other.task and (self.test == other.test or self._drawn_alike(other))
@@ -38,23 +38,23 @@ class DataOf(NamedTuple):
         return self.same_test(other) and self.same_training(other)
 
     def _drawn_alike(self, other: DataOf) -> bool:
-        """Other seeds may have drawn other samples by the same settings; one seed always draws the same ones."""
+        """Whether the data may differ only because the seeds do. One seed always draws the same samples."""
         moved = self.test == other.test is not None
         same = self.settings[0] == other.settings[0] and (moved or self.settings[1] == other.settings[1])
         return self.seed != other.seed and same
 
 
-def alike(some: Sequence[DataOf], others: Sequence[DataOf], same: Callable[[DataOf, DataOf], bool]) -> bool:
-    """Whether two rows of runs have the same data: those of the seeds that both have or, without any, the first."""
+def have_same_data(some: Sequence[DataOf], others: Sequence[DataOf], same: Callable[[DataOf, DataOf], bool]) -> bool:
+    """Whether two rows have the same data. The runs of common seeds are compared or, without any, the first runs."""
     pairs = [(one, other) for one in some for other in others if one.seed == other.seed]
     return all(same(*pair) for pair in pairs or [(some[0], others[0])])
 
 
-def gathered(things: Iterable[Thing], together: Callable[[Thing, Thing], bool]) -> list[list[Thing]]:
-    """Things in groups of which all belong together, in their order."""
+def group(things: Iterable[Thing], belong: Callable[[Thing, Thing], bool]) -> list[list[Thing]]:
+    """Groups of things that all belong together, in their order."""
     groups: list[list[Thing]] = []
     for thing in things:
-        own = next((group for group in groups if all(together(thing, other) for other in group)), None)
+        own = next((members for members in groups if all(belong(thing, other) for other in members)), None)
         if own is None:
             groups.append([thing])
         else:

@@ -16,24 +16,26 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pskd.errors import PskdError
 from pskd.metrics.catalogue import primary
 from pskd.workbench.runs.files import open_own
 from pskd.workbench.runs.folder import InUse
-from pskd.workbench.runs.trust import check_model, sandboxed
+from pskd.workbench.runs.trust import check_model, sandbox
 from pskd.workbench.study.cells import Cell, Study
 from pskd.workbench.study.queue import OPEN, AfterEpoch, CellReturned, Queue, Standing, State, time_left
-from pskd.workbench.study.storage import PATIENCE, DatabaseUnreachable, impatient
+from pskd.workbench.study.storage import DATABASE_ERRORS, PATIENCE, call_once
 from pskd.workbench.train import loop
 
 POLL = 1.0  # seconds between two looks at the queue
-CREW = "PSKD_CREW"  # the process id of a worker's owner, for the worker to notice its death
-MAY_PASS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT)
-MANY = 8  # workers at most by default on a machine without accelerators: each holds a model and its data
+CREW = "PSKD_CREW"  # the process id of a worker's owner: the worker leaves when that process has died
+TEMPORARY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT)
+MANY = 8  # most workers by default on a machine without accelerators: each holds a model and its data
 
 
 class Worker:
-    """One worker. It leaves when no cell is running or can still run, or when it or the study is asked to stop."""
+    """One worker. It leaves when no cell runs or can still run, or when it or the study is asked to stop."""
 
     def __init__(self, queue: Queue, say: Callable[[str], None] = print) -> None:
         self.queue, self.say = queue, say
@@ -41,7 +43,7 @@ class Worker:
 
     def work(self) -> None:
         stops = self.queue.stops
-        with self._signals(), _watch(lambda: self.queue.stops > stops):
+        with _on_signals(self._stop, signal.SIGINT, signal.SIGTERM), _watch(lambda: self.queue.stops > stops):
             while not self.asked and self.queue.stops == stops:
                 states = {standing.state for standing in self.queue.advance().values()}
                 if State.WAITING in states:
@@ -51,8 +53,13 @@ class Worker:
                 else:
                     return
 
+    def _stop(self) -> None:
+        self.asked = True
+        if self.training:
+            raise CellReturned
+
     def _train(self, cell: Cell, after_epoch: AfterEpoch) -> float:
-        """Train a cell to its end; returns the primary metric of its result, for those who look into the queue."""
+        """Train a cell to its end; return the primary metric of its result, for people who look into the queue."""
         study = self.queue.study
         folder = study.run_folder(cell.key)
         self.say(f"\n{cell.name}: {folder}")
@@ -62,17 +69,23 @@ class Worker:
                 try:
                     config = cell.config_in(study.runs)
                     if not study.allow_code:  # a study's folder may come from a stranger, too
-                        config, notes = sandboxed(config)
+                        config, notes = sandbox(config)
                         check_model(config)
                         for note in notes.values():
                             self.say(note)
                     result = loop.train(config, folder, resume=True, after_epoch=after_epoch)
                     name = primary(result)
                     return 0.0 if name is None else float(result[name])
-                except InUse:  # a worker that was thought dead is still at it
+                except InUse:  # a worker that was taken for dead is still training it
                     time.sleep(POLL)
                 except PskdError as error:
-                    patience = self._waits_for_the_disk(error, patience)
+                    cause = error.__cause__
+                    if not isinstance(cause, OSError) or cause.errno not in TEMPORARY or patience <= 0:
+                        raise
+                    self.say(f"{error}; trying again")
+                    pause = min(patience, 5 * POLL)
+                    time.sleep(pause)
+                    patience -= pause
             raise CellReturned
         except loop.Interrupted:
             self.asked = True
@@ -80,42 +93,28 @@ class Worker:
         finally:
             self.training = False
 
-    def _waits_for_the_disk(self, error: PskdError, patience: float) -> float:
-        """Wait a little where the run folder cannot be written for now; returns the seconds that are left to wait."""
-        cause = error.__cause__
-        if not isinstance(cause, OSError) or cause.errno not in MAY_PASS or patience <= 0:
-            raise error
-        self.say(f"{error}; trying again")
-        time.sleep(pause := min(patience, 5 * POLL))
-        return patience - pause
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Ctrl-C and a job's end: the running cell goes back into the queue. The training loop has its own answer."""
-
-        def answer(_number: int, _frame: Any) -> None:
-            self.asked = True
-            if self.training:
-                raise CellReturned
-
-        before = {number: signal.signal(number, answer) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+@contextlib.contextmanager
+def _on_signals(answer: Callable[[], None], *numbers: int) -> Iterator[None]:
+    """Call ``answer`` at these signals. The training loop has its own answer meanwhile."""
+    before = {number: signal.signal(number, lambda _number, _frame: answer()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def _watch(stop_is_asked: Callable[[], bool]) -> Iterator[None]:
-    """Send this process a SIGTERM, once, when the study is asked to stop, from whichever machine."""
-    over = threading.Event()
+    """Send this process one SIGTERM when the study is asked to stop, on whichever machine, or its owner has died."""
+    over, owner = threading.Event(), os.environ.get(CREW, "")
 
     def look() -> None:
-        asked = False
         while not over.wait(2 * POLL):
-            with contextlib.suppress(DatabaseUnreachable), impatient():  # asked again when it is back
-                asked = stop_is_asked() or _is_orphan()
+            asked = owner.isdecimal() and os.getppid() != int(owner)
+            with contextlib.suppress(*DATABASE_ERRORS), call_once():  # it is asked again when it is back
+                asked = asked or stop_is_asked()
             if asked:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
@@ -148,42 +147,37 @@ class Crew:
         return sum(process.poll() is None for process in self.processes)
 
     def stop(self) -> None:
-        """Ask every worker to save and leave, and wait for that; another Ctrl-C meanwhile ends them at once."""
-
-        def end(_number: int, _frame: Any) -> None:
-            for process in self.processes:
-                process.kill()  # a run can be killed at any instant
-
-        before = signal.signal(signal.SIGINT, end)
-        try:
+        """Ask every worker to save and leave, and wait for that; another Ctrl-C ends them at once."""
+        with _on_signals(self._kill, signal.SIGINT):
             for process in self.processes:
                 process.terminate()
             for process in self.processes:
                 process.wait()
-        finally:
-            signal.signal(signal.SIGINT, before)
 
     def log(self, number: int) -> Path:
         return self.study.folder / f"worker-{number}.log"
 
+    def _kill(self) -> None:
+        for process in self.processes:
+            process.kill()  # a run can be killed at any instant
+
     def _start(self, number: int) -> subprocess.Popen[bytes]:
         threads = str(max(1, (os.cpu_count() or 1) // self.count))
-        environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **_own_gpu(number), **_url(self.storage)}
-        environment[CREW] = str(os.getpid())
+        environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, CREW: str(os.getpid())}
+        if torch.cuda.is_available():
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+            devices = visible.split(",")
+            environment["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]
+        if self.storage is not None:  # not on the command line, where everybody can read its password
+            environment["PSKD_STORAGE"] = self.storage
         command = [sys.executable, "-m", "pskd", "study", "work", str(self.study.folder)]
         command += ["--patience", f"{self.patience / 60:g}"]
         command += ["--allow-code"] if self.study.allow_code else []
+        # In a process group of its own: Ctrl-C reaches only the owner, who asks every worker once. Not in a session of
+        # its own: Linux gives each session the same share of the cores, whatever its `nice`.
         with open_own(self.log(number), "ab") as log:
-            # In a process group of its own: a Ctrl-C reaches the crew's owner alone, who then asks every worker once.
-            # Not in a session of its own, which Linux schedules on a par with all others, whatever its `nice`.
-            return subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=0,
-            )
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            return subprocess.Popen(command, env={**os.environ, **environment}, process_group=0, **streams)
 
 
 def run(
@@ -193,9 +187,9 @@ def run(
     say: Callable[[str], None] = print,
     patience: float = PATIENCE,
 ) -> bool:
-    """Train all cells of a study with workers on this machine; returns whether every one is done, or was pruned.
+    """Train all cells of a study with workers on this machine; return whether every one is done or was pruned.
 
-    Raises KeyboardInterrupt when the study is asked to stop, from here or from anywhere, before that.
+    Raises KeyboardInterrupt when the study is asked to stop before that, here or anywhere else.
     """
     study.save()
     queue = Queue(study, storage, patience=patience, say=say)
@@ -205,11 +199,11 @@ def run(
     todo = sum(standing.state in OPEN for standing in standings.values())
     say(f"{study.name}: {len(standings)} cells, {todo} to run, in {study.folder}")
     if todo:
-        with _terminable():
+        with _on_signals(_interrupt, signal.SIGTERM):  # as at Ctrl-C, no worker is left behind
             crew = Crew(study, min(todo, count or default_workers()), storage, patience)
             try:
                 crew.start()
-                _attend(queue, crew, stops, say)
+                _wait_for(crew, queue, stops, say)
             finally:
                 crew.stop()
     standings = queue.standings()
@@ -218,22 +212,12 @@ def run(
     return all(standing.state in (State.DONE, State.PRUNED) for standing in standings.values())
 
 
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """A SIGTERM is answered as a Ctrl-C is: no worker is left behind."""
-
-    def answer(_number: int, _frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, answer)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
-def _attend(queue: Queue, crew: Crew, stops: int, say: Callable[[str], None]) -> None:
-    """Say how far the study is, whenever that changes, until no worker is left."""
+def _wait_for(crew: Crew, queue: Queue, stops: int, say: Callable[[str], None]) -> None:
+    """Wait until no worker is left; print the progress whenever it changes."""
     before = None
     while crew.alive():
         standings = queue.standings()
@@ -271,7 +255,7 @@ def status_lines(queue: Queue) -> list[str]:
 
 
 def failures(queue: Queue, standings: Mapping[str, Standing]) -> list[str]:
-    """Each cell that failed with its error, and how many it blocks."""
+    """Each cell that failed with its error, and how many cells are blocked by them."""
     failed = [(key, standing) for key, standing in standings.items() if standing.state is State.FAILED]
     lines = [f"failed: {queue.cells[key].name} ({key}): {standing.error}" for key, standing in failed]
     if blocked := sum(standing.state is State.BLOCKED for standing in standings.values()):
@@ -280,27 +264,4 @@ def failures(queue: Queue, standings: Mapping[str, Standing]) -> list[str]:
 
 
 def default_workers() -> int:
-    import torch
-
     return torch.cuda.device_count() or min(MANY, os.cpu_count() or 1)
-
-
-def _is_orphan() -> bool:
-    """Whether the process that started this worker, and would stop it, is gone."""
-    owner = os.environ.get(CREW, "")
-    return owner.isdecimal() and os.getppid() != int(owner)
-
-
-def _own_gpu(number: int) -> dict[str, str]:
-    import torch
-
-    if not torch.cuda.is_available():
-        return {}
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-    devices = visible.split(",")
-    return {"CUDA_VISIBLE_DEVICES": devices[number % len(devices)]}
-
-
-def _url(storage: str | None) -> dict[str, str]:
-    """The queue's address goes through the environment: a command line, with a password, is there for all to read."""
-    return {} if storage is None else {"PSKD_STORAGE": storage}

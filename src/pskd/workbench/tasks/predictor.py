@@ -1,4 +1,4 @@
-"""A finished run, opened by one class from what is saved beside its weights: nothing is rebuilt from data."""
+"""A finished run, opened from what is saved beside its weights. Nothing is rebuilt from the training data."""
 
 from __future__ import annotations
 
@@ -24,11 +24,24 @@ from pskd.workbench.runs.devices import usable_device
 from pskd.workbench.runs.folder import RunFolder
 from pskd.workbench.runs.group import Group
 
-TRIED = 16  # images on which an export is tried
+TRIAL_IMAGES = 16  # that an exported model is tried on
+
+
+class Evaluation(NamedTuple):
+    """Metrics by name in the paper's units, and the predictions that they were computed from (for predictions.npz).
+
+    A metric is a number, or one number for each class.
+    """
+
+    metrics: dict[str, Any]
+    predictions: dict[str, np.ndarray]
+    signatures: dict[str, str] = {}  # noqa: RUF012  # how a metric was computed, if that has a name
+    examples: Sequence[str] = ()  # a few predictions in words, for the end of a run
+    details: Callable[[], dict[str, Any]] = dict  # what `pskd evaluate` shows and a training does not
 
 
 class About(BaseModel):
-    """What was saved beside the weights: a task's own class adds to it."""
+    """What was saved beside the weights. A task's own class adds to it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     task: str
@@ -45,29 +58,29 @@ class Answer(ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """For machines."""
+        """For programs."""
 
     def row(self) -> dict[str, str]:
         """For a line of a table."""
         return {name: value if isinstance(value, str) else json.dumps(value) for name, value in self.to_dict().items()}
 
 
-def _largest(found: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
-    return [float((one - other).abs().max()) for one, other in zip(found, expected, strict=True)]
+def largest_differences(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
+    return [float((one - other).abs().max()) for one, other in zip(outputs, expected, strict=True)]
 
 
-class Deployed(NamedTuple):
-    """A model as it is handed to others, with what it has to answer.
+class Exportable(NamedTuple):
+    """A model for other programs, and the answers that it has to give.
 
     Attributes:
-        module: of one tensor, ``image``; gives a tensor, or a tuple of one for each of ``outputs``.
-        tries: inputs, each with the run's own answer to it.
-        source: where the inputs are from.
+        module: takes one tensor, ``image``; returns a tensor, or a tuple with one tensor for each of ``outputs``.
+        tries: inputs, each with the run's own answer.
+        source: where these inputs are from.
         about: what a user of the file has to know.
-        outputs: by name, how far they may be from the run's own.
-        axes: of the input and the outputs, the dimensions whose length is free, with names for them.
+        outputs: the names of the outputs, and how far each may be from the run's own.
+        axes: by name of input or output, the dimensions of any length, with names for them.
         takes: the same in words.
-        counted: the shapes of the outputs follow from those of the input; torch.export can follow no other network.
+        fixed_outputs: the shapes of the outputs follow from the shape of the input. torch.export needs that.
         differences: the largest one for each output, between two answers.
     """
 
@@ -78,39 +91,29 @@ class Deployed(NamedTuple):
     outputs: Mapping[str, float]
     axes: Mapping[str, Mapping[int, str]]
     takes: str
-    counted: bool = True
-    differences: Callable[[Sequence[Tensor], Sequence[Tensor]], list[float]] = _largest
+    fixed_outputs: bool = True
+    differences: Callable[[Sequence[Tensor], Sequence[Tensor]], list[float]] = largest_differences
 
 
-def tried_on(
-    config: Config | None, split: Callable[[Config, str], Any], noise: tuple[int, int, int]
-) -> tuple[list[Tensor], str]:
-    """Some images (C, H, W) uint8 and a word on them: test images, opened by ``split``, or noise of that shape."""
-    try:
-        if config is None:
-            raise PskdError("no config.yaml")
-        samples = split(config, "test")
-        which = torch.linspace(0, len(samples) - 1, min(TRIED, len(samples))).long().tolist()
-        return [samples.pixels(index) for index in which], f"{len(which)} test images"
-    except PskdError as error:
-        pixels = torch.randint(0, 256, (TRIED, *noise), generator=torch.Generator()).to(torch.uint8)
-        return list(pixels), f"{TRIED} images of noise, as its data is not here ({error})"
+def splits_of(data: Any, names: Sequence[str] = ("test", "val")) -> dict[str, Any]:
+    """The splits of a data set that a model can be evaluated on, by name. There may be no "val"."""
+    return {name: samples for name in names if (samples := getattr(data, name)) is not None}
 
 
 class Predictor(ABC):
-    """A model with all that is needed to use it. ``Predictor.from_run`` opens one of whatever task.
+    """A model with all that is needed to use it. ``Predictor.from_run`` opens a run of any task.
 
     Args:
         run: the folder it comes from.
         about: what was saved beside its weights.
-        model: with its weights, on ``device``, in evaluation mode.
+        model: with its weights. It is moved to ``device`` and put into evaluation mode.
     """
 
     about_class: ClassVar[type[About]] = About
-    calibration_class: ClassVar[type[Calibration] | None] = None  # what ``calibrate`` finds; None: nothing
+    calibration_class: ClassVar[type[Calibration] | None] = None  # the result of ``calibrate``; None: it has none
     validation_hint: ClassVar[str] = "name data that has one"  # how a run gets a validation split
     options: ClassVar[frozenset[str]] = frozenset()  # of ``predict``
-    export_hint: ClassVar[str] = "take --format hub"  # where a model cannot be exported to a file
+    export_hint: ClassVar[str] = "take --format hub"  # for a model that cannot be exported to a file
 
     def __init__(self, run: Path, about: Any, model: nn.Module, device: torch.device) -> None:
         self.run, self.about, self.device = run, about, device
@@ -131,10 +134,10 @@ class Predictor(ABC):
 
         Args:
             run: its folder.
-            task: what it has to be a run of.
-            best: the weights of the best epoch by the validation split instead of the last one's.
-            device: by default that of the run if it is here, else the CPU.
-            allow_code: import code that the folder names; a folder may come from a stranger.
+            task: the task that the run must have.
+            best: take the weights of the best epoch by the validation split instead of the last one's.
+            device: by default the run's own if it is here, else the CPU.
+            allow_code: import code that the folder names. A folder may come from a stranger.
             calibrated: read its calibration, if it has one.
         """
         path = weights.path_of(run, best=best)
@@ -150,14 +153,14 @@ class Predictor(ABC):
             raise PskdError(f"{path} does not say what model it holds ({where}: {error.errors()[0]['msg']})") from None
         except PskdError as error:
             raise PskdError(f"{path}: {error}") from error
-        except Exception as error:  # whatever a library makes of options that a stranger wrote
+        except Exception as error:  # a library may raise anything for options that a stranger wrote
             raise PskdError(
                 f"{path}: its model cannot be built ({type(error).__name__}: {single_line(error)})"
             ) from error
         weights.load(model, path)
         folder = RunFolder(run)
         wanted = device or (folder.config().train.device if folder.config_file.is_file() else "auto")
-        with error_context(f"{path}: what is said of its model does not fit it"):
+        with error_context(f"{path}: the description of its model does not fit it"):
             predictor: Predictor = kind(run, about, model, usable_device(wanted))
         if calibrated and kind.calibration_class is not None:
             predictor.calibration = calibration.read(path, kind.calibration_class)
@@ -166,91 +169,111 @@ class Predictor(ABC):
     @classmethod
     @abstractmethod
     def build(cls, about: Any, *, allow_code: bool = False) -> nn.Module:
-        """The model that ``about`` describes, for its weights to be read into."""
+        """The model that ``about`` describes. Its weights are loaded into it afterwards."""
+
+    @abstractmethod
+    def splits(self, config: Config, *names: str) -> Mapping[str, Any]:
+        """The named splits of a configuration's data, prepared as in training: "test", and "val" if there is one."""
+
+    @abstractmethod
+    def evaluate(self, samples: Any, config: Config, group: Group) -> Evaluation:
+        """Metrics on one of the ``splits``, exact over all processes. A training calls it as well."""
 
     @abstractmethod
     def predict(self, inputs: Sequence[str], **options: Any) -> Iterator[Answer | PskdError]:
-        """What the model makes of each input of a command; one that cannot be read yields its error instead."""
+        """The model's answer to each input of a command. For an input that cannot be read: the error."""
 
     def answers(self, inputs: Sequence[Any], **options: Any) -> Iterator[Answer | PskdError]:
-        """What the model makes of each input of a program: images, arrays or texts as well as files."""
+        """The model's answer to each input of a program: images, arrays or texts as well as files."""
         return self.predict(inputs, **options)
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
-        """The answer to one input, or those to a list, a tuple or an array of images (N, H, W, C)."""
+        """The answer to one input, or the answers to a list, a tuple or an array of images (N, H, W, C)."""
         several = isinstance(inputs, list | tuple) or getattr(inputs, "ndim", 0) == 4
-        found = []
+        answers = []
         for answer in self.answers(list(inputs) if several else [inputs], **options):
             if isinstance(answer, PskdError):
                 raise answer
-            found.append(answer)
-        return found if several else found[0]
+            answers.append(answer)
+        return answers if several else answers[0]
 
     def calibrate(
-        self,
-        config: Config,
-        group: Group,
-        *,
-        split: str = "val",
-        fingerprint: str | None = None,
-        seen: Mapping[str, str] | None = None,
-        **about: Any,
+        self, splits: Mapping[str, Any], split: str, config: Config, group: Group, **about: Any
     ) -> Calibration:
-        """Find out how sure the model may be.
+        """Measure how sure the model may be. A predictor with a ``calibration_class`` has this method.
 
         Args:
-            split: of the configuration's data, "val" or "test"; no sample of it may have been trained on.
-            fingerprint: what the split has to have, if that is known.
-            seen: the fingerprints that it must not have, each with the name of that split of the run's own.
+            splits: "test", and the one to calibrate on.
+            split: the name of that one. The model was not trained on any of its samples.
             **about: further fields of ``calibration_class``.
         """
-        raise PskdError(f"a run of {self.about.task} cannot be calibrated: this task has nothing to calibrate")
+        raise NotImplementedError
 
-    def check_unseen(
-        self, split: str, found: str, fingerprint: str | None = None, seen: Mapping[str, str] | None = None
-    ) -> None:
-        """Refuse to calibrate on a split whose fingerprint, ``found``, says that it is another than it ought to be."""
-        if fingerprint not in (None, found):
-            raise PskdError(
-                f"{self.run}: its {split} split has changed since it was trained, and may hold samples that it was"
-                " trained on: bring the data back, or name other data with --root"
-            )
-        if seen and found in seen:
-            raise PskdError(
-                f"{self.run}: this is its own {seen[found]} set, on which nothing may be calibrated: name other data,"
-                " or leave --root out to calibrate on its validation split"
-            )
-
-    def check_apart(self, config: Config, own: Config, split: str) -> None:
-        """Refuse a split with images of the run's ``own`` training or test set, where that can be told."""
+    def check_apart(self, samples: Any, own: Config) -> None:
+        """Refuse samples that are in the run's ``own`` training or test set, if that can be found out."""
         return
 
-    def deployed(self, config: Config | None, *, calibrated: bool = False, preprocessing: bool = False) -> Deployed:
-        """The model for other programs, its temperature and the preprocessing of its input inside if that is asked for.
+    def need_calibration(self) -> None:
+        """Refuse to go on with a run that is not calibrated."""
+        if self.calibration is None:
+            raise PskdError(f"{self.run} is not calibrated: pskd calibrate {self.run} does it")
 
-        It is tried on test samples of the configuration's data, or on noise where there are none.
+    def to_export(self, config: Config | None, *, calibrated: bool = False, preprocessing: bool = False) -> Exportable:
+        """The model for other programs. Its temperature and its preprocessing are part of it if asked for.
+
+        It is tried on test samples of the configuration's data, or on noise if the data is not here.
         """
         raise PskdError(f"a run of {self.about.task} cannot be exported to this format; {self.export_hint}")
 
     def save_for_hub(self, folder: Path, weights_file: Path) -> None:
-        """Write weights and all that is needed to use them into a folder of their own."""
+        """Write the weights and all that is needed to use them into a folder."""
         shutil.copyfile(weights_file, folder / "model.safetensors")
         if self.calibration is not None:
             calibration.write(folder / "model.safetensors", self.calibration)
         (folder / "config.json").write_text(json.dumps(self.hub_config(), indent=2) + "\n", encoding="utf-8")
 
     def hub_config(self) -> dict[str, Any]:
-        """What config.json says of the model."""
+        """The content of config.json."""
         return {"library": "pskd", **self.about.model_dump(mode="json")}
 
     def loading(self) -> dict[str, str]:
-        """Lines of Python that load that folder, which they call FOLDER, by library."""
+        """By library, lines of Python that load this folder, which they call FOLDER."""
         return {"pskd": 'import pskd\n\npredict = pskd.load("FOLDER")'}
 
     def pictures(self, config: Config, which: Sequence[int], fingerprint: str) -> list[np.ndarray] | None:
-        """Test samples as images, (H, W, C) uint8; None where the data has another fingerprint, or no pictures."""
+        """Test samples as images, (H, W, C) uint8. None: the data has another fingerprint, or no pictures."""
         return None
 
-    @abstractmethod
-    def evaluate(self, config: Config, split: str, group: Group) -> dict[str, Any]:
-        """Metrics on a split of the data that the configuration names, seen as the run's own data was."""
+
+class ImagePredictor(Predictor):
+    """A model that sees images. Its ``splits`` have ``pixels(index)`` and a ``fingerprint``."""
+
+    def predict(self, inputs: Sequence[str], **options: Any) -> Iterator[Answer | PskdError]:
+        """The answer to each image file: see ``answers``."""
+        if not inputs:
+            raise PskdError("which images? for example: pskd predict RUN photo.jpg")
+        return self.answers(inputs, **options)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
+        classes: tuple[str, ...] = self.about.classes
+        return classes
+
+    def pictures(self, config: Config, which: Sequence[int], fingerprint: str) -> list[np.ndarray] | None:
+        samples = self.splits(config, "test")["test"]
+        if samples.fingerprint != fingerprint:
+            return None
+        return [samples.pixels(index).permute(1, 2, 0).numpy() for index in which]
+
+    def trial_images(self, config: Config | None, noise: tuple[int, int, int]) -> tuple[list[Tensor], str]:
+        """Images (C, H, W) uint8 to try an export on, and where they are from: the test set, or ``noise`` (C, H, W)."""
+        try:
+            if config is None:
+                raise PskdError("no config.yaml")
+            samples = self.splits(config, "test")["test"]
+            which = torch.linspace(0, len(samples) - 1, min(TRIAL_IMAGES, len(samples))).long().tolist()
+            return [samples.pixels(index) for index in which], f"{len(which)} test images"
+        except PskdError as error:
+            pixels = torch.randint(0, 256, (TRIAL_IMAGES, *noise), generator=torch.Generator()).to(torch.uint8)
+            return list(pixels), f"{TRIAL_IMAGES} images of noise, as its data is not here ({error})"

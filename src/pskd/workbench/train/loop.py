@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +18,26 @@ from torch import Tensor, nn
 
 from pskd.checks import allow_nonfinite
 from pskd.errors import PskdError, error_context
-from pskd.memory.snapshot import unwrap_model
 from pskd.metrics.catalogue import METRICS
 from pskd.plan import Step
 from pskd.workbench import tasks
 from pskd.workbench.config import Config, changed, flat, long_key
-from pskd.workbench.models.heads import deployed
-from pskd.workbench.models.modest import build_within_memory
+from pskd.workbench.models.heads import without_heads
 from pskd.workbench.runs import calibration, sharding, weights
 from pskd.workbench.runs.files import OF_A_RUN, checksum, one_line_errors, write_atomic, write_json
 from pskd.workbench.runs.folder import RunFolder
 from pskd.workbench.runs.group import CONTINUE, SAVE, STOP, Group, lost_processes, own_rank, restart_count
 from pskd.workbench.runs.trust import check_model
 from pskd.workbench.tasks.base import Evaluation, Task
-from pskd.workbench.train import build
+from pskd.workbench.train.build import build_state, open_accelerator
 from pskd.workbench.train.nonfinite import NonFinite
-from pskd.workbench.train.observer import observers_of
 from pskd.workbench.train.progress import Progress, print_if_slow
-from pskd.workbench.train.record import epoch_line, heading, intention, logged, progress_text, provenance
+from pskd.workbench.train.record import epoch_line, heading, method_values, progress_text, provenance, reading_text
 from pskd.workbench.train.saving import Saver
-from pskd.workbench.train.state import TrainingState
 
 
 class Interrupted(Exception):
-    """The run was asked to stop, has written a checkpoint and can be resumed."""
+    """The run was asked to stop. It has written a checkpoint and can be resumed."""
 
     def __init__(self, signal_number: int, folder: Path) -> None:
         self.exit_code = 128 + signal_number
@@ -59,11 +55,14 @@ def train(
 ) -> dict[str, Any]:
     """Train in the run folder ``out`` and return what ``result.json`` holds.
 
-    With ``resume`` a run that is there goes on from its last checkpoint, or is returned as it is if it has finished.
-    A restart by torchrun is a resume too. Without a ``config`` the folder's own is taken, with `key=value` ``changes``;
-    since a folder may come from a stranger, it has no say in what is loaded, run or written outside of it unless
-    ``allow_code``.
-    ``after_epoch`` is shown each epoch's record; what it raises ends the training.
+    With ``resume`` a run continues from its last checkpoint; a finished one is returned as it is. A restart by torchrun
+    is a resume too.
+
+    Args:
+        config: None: that of the folder, with ``changes``. A folder may come from a stranger, so its configuration
+            decides nothing about what is loaded, run or written outside of the folder, unless ``allow_code``.
+        changes: settings as `key=value`.
+        after_epoch: gets each epoch's record; what it raises ends the training.
     """
     resume = resume or restart_count() > 0
     run, stated = RunFolder(out), {long_key(word.partition("=")[0]) for word in changes}
@@ -82,272 +81,225 @@ def train(
             return run.result()
         sharding.check(config)
         with contextlib.ExitStack() as stack:
-            with print_if_slow(intention(config)):
+            with print_if_slow(reading_text(config)):
                 with error_context(f"data={config.data.name} cannot be loaded"):
                     task = tasks.create(config)
-                if config.train.calibrate:
-                    check_calibrable(task)
-                task.begins = not (resume and run.has_begun())
+                check_validation(config, task)
                 stack.enter_context(one_line_errors("writing", **OF_A_RUN))
                 stack.enter_context(lost_processes(out))
-                devices = stack.enter_context(build.accelerator(config, out))
-                trainer = Trainer(config, task, run, devices)
+                accelerator = stack.enter_context(open_accelerator(config, out))
+                trainer = Trainer(config, task, run, accelerator, resumed=resume and run.has_begun())
             return trainer.fit(after_epoch, notes)
     finally:
         run.release()
 
 
-def check_calibrable(task: Task) -> None:
-    """Refuse now what would fail after the last epoch."""
-    if task.Predictor.calibration_class is None:
+def check_validation(config: Config, task: Task) -> None:
+    """Refuse before the training what would fail after it."""
+    if config.train.patience is not None and not task.has_validation:
+        raise PskdError("train.patience needs a validation split, for example data.val_fraction=0.1")
+    if config.train.calibrate and task.Predictor.calibration_class is None:
         raise PskdError(f"train.calibrate=true: {task.config.task} has nothing to calibrate")
-    if not task.has_validation:
+    if config.train.calibrate and not task.has_validation:
         raise PskdError(f"train.calibrate=true: there is no validation split; {task.Predictor.validation_hint}")
 
 
 class Trainer:
-    """The parts of a run, and what moves it forward."""
+    """The parts of a run, and the loop over its epochs and steps."""
 
-    def __init__(self, config: Config, task: Task, run: RunFolder, accelerator: Accelerator) -> None:
+    def __init__(
+        self, config: Config, task: Task, run: RunFolder, accelerator: Accelerator, *, resumed: bool = False
+    ) -> None:
         self.config, self.task, self.run, self.accelerator = config, task, run, accelerator
-        settings, self.device, self.group = config.train, accelerator.device, Group()
-        if settings.threads is not None:
-            torch.set_num_threads(min(settings.threads, os.cpu_count() or 1))  # more would wait for each other
-        torch.manual_seed(settings.seed)
-        self.name = f"model={config.model.name}"
-        with error_context(f"{self.name} cannot be built with its options"):
-            model = build_within_memory(task.model).to(self.device)
-        self.still = build.freeze(model, task.head(model)) if settings.freeze == "backbone" else []
-        shards = settings.shard and self.group.active
-        if settings.channels_last and not shards:
-            model = model.to(memory_format=torch.channels_last)
-        if self.device.type == "cpu":
-            build.spare_narrow(model)
-        if shards:
-            sharding.shard(model, self.device, self.group.world)
-        optimizer = build.optimizer(model, config.optim, lambda: task.head(model), fused=self.device.type == "cpu")
-        # accelerate's wrapper scales losses of float16; beyond that it looks for packages on the disk in every step.
-        self.optimizer = optimizer if accelerator.scaler is None else accelerator.prepare_optimizer(optimizer)
-        self.rates = (config.optim.lr, config.optim.backbone_lr or config.optim.lr)
-        compiled = torch.compile(model) if settings.compile else model
-        self.model = accelerator.prepare_model(compiled, evaluation_mode=shards)  # not a whole copy in each process
-        first = task.plan(0, self.group)
-        self.steps_per_epoch = len(first)
-        self.counted = sum(step.total for step in first)  # samples or tokens of an epoch
-        self.method = build.method(config, task, model, len(first) * settings.accumulate, run.path, self.group)
-        task.provide(self.method)
-        self.observers = observers_of(config, run, task, self.method, self.device)
-        torch.manual_seed(settings.seed + 1 + self.group.rank)  # each process drops out other units
-        self.state = TrainingState(self.device)
-        self.average = build.average(self.weights, settings, self.steps_done)
-        self.saver = Saver(
-            config,
-            run,
-            self.group,
-            accelerator,
-            sources=task.sources,
-            state=self.state,
-            weights=self.weights,
-            optimizer=self.optimizer,
-            method=self.method,
-            average=self.average,
-            observers=self.observers,
-            steps_per_epoch=self.steps_per_epoch,
-        )
-        if settings.patience is not None and not task.has_validation:
-            raise PskdError("train.patience needs a validation split, for example data.val_fraction=0.1")
-        self.nonfinite = NonFinite(settings.on_nonfinite, self.state, self.group, self.saver.checkpoints.last_good)
+        self.device, self.group = accelerator.device, Group()
+        self.state = build_state(config, task, run.path, accelerator, self.group, resumed=resumed)
+        self.saver = Saver(config, run, self.group, self.state)
+        last_checkpoint = self.saver.checkpoints.last_good
+        self.nonfinite = NonFinite(config.train.on_nonfinite, self.state, self.group, last_checkpoint)
         self.stepped = False
-        self.evaluated: dict[str, Evaluation] = {}  # what the last epoch's weights came to, by split
+        self.evaluations: dict[str, Evaluation] = {}  # of the last epoch's weights, by split
 
     @property
-    def weights(self) -> nn.Module:
-        return unwrap_model(self.model)
+    def moving_average(self) -> bool:
+        return self.config.train.ema is not None
 
     @property
     def result_weights(self) -> nn.Module:
-        """Those that are evaluated and kept: the model's own, or their moving mean."""
-        moving = self.average is not None and self.config.train.ema is not None
-        return self.average.module if moving and self.average is not None else self.weights
-
-    def steps_done(self) -> int:
-        return self.state.epoch * self.steps_per_epoch + self.state.step
-
-    def gives_up(self) -> bool:
-        """Whether no epoch was better than the best one for too long."""
-        patience, best = self.config.train.patience, self.state.best
-        return patience is not None and best is not None and self.state.epoch - best["epoch"] >= patience
+        """The weights that are evaluated and kept: the model's own, or their moving mean."""
+        average = self.state.average
+        return average.module if average is not None and self.moving_average else self.state.model
 
     def fit(self, after_epoch: Callable[[dict[str, Any]], None], notes: Sequence[str] = ()) -> dict[str, Any]:
-        notes = list(notes)
-        resumed, best = self.saver.load_newest(notes.append), self.state.best
-        if best is not None and not isinstance(best["val"].get(by := self.task.selects_by), int | float):
-            where = f"the checkpoint in {self.run.checkpoints}"
-            raise PskdError(f"{where} does not say the best epoch's {by}: bring it back")
+        """Train from the newest checkpoint, or from the start, to the end."""
+        notes, state, task = list(notes), self.state, self.task
+        resumed = self.saver.load_newest(notes.append)
+        self.check_best()
         if self.group.leader:
             self.run.begin(self.config)
-            self.run.keep_metrics(self.state.epoch)
-            for observer in self.observers.values():
-                observer.cut(self.state.epoch)
+            self.run.keep_metrics(state.epoch)
+            for observer in state.observers.values():
+                observer.cut(state.epoch)
         self.group.barrier()
-        epochs, state = self.config.train.epochs, self.state
-        total, done = epochs * self.steps_per_epoch, self.steps_done()
-        shown = self.group.leader
-        with Progress(total, done, self.task.unit, shown=shown, log=self.run.log) as progress, _signals() as asked:
+        epochs, patience = self.config.train.epochs, self.config.train.patience
+        total, shown = epochs * state.steps_per_epoch, self.group.leader
+        with (
+            Progress(total, state.steps_done, task.unit, shown=shown, log=self.run.log) as progress,
+            _note_signals() as signals,
+        ):
             for note in notes:
                 progress.line(note)
-            progress.line(heading(self.config, self.task, self.weights, self.device), minor=resumed)
-            for note in () if resumed else self.task.notes:
+            progress.line(heading(self.config, task, state), minor=resumed)
+            for note in () if resumed else task.notes:
                 progress.line(note, minor=True)
-            if (advice := self.method.card.advise(self.method)) is not None and not resumed:
+            if (advice := state.method.card.advise(state.method)) is not None and not resumed:
                 progress.line(f"note: {advice}")
-            while state.epoch < epochs and not self.gives_up():
-                self.train_epoch(progress, asked)
+            while state.epoch < epochs and (patience is None or state.epochs_since_best < patience):
+                self.train_epoch(progress, signals)
                 after_epoch(self.end_epoch(progress))
             return self.finish(progress.line)
 
-    def train_epoch(self, progress: Progress, asked: list[int]) -> None:
-        """The rest of the current epoch."""
+    def check_best(self) -> None:
+        best, by = self.state.best, self.task.selects_by
+        if best is not None and not isinstance(best["val"].get(by), int | float):
+            raise PskdError(f"the checkpoint in {self.run.checkpoints} has no {by} of the best epoch: restore it")
+
+    def train_epoch(self, progress: Progress, signals: list[int]) -> None:
+        """Train the rest of the current epoch."""
         optim, epochs, state = self.config.optim, self.config.train.epochs, self.state
-        state.start_epoch()
         progress.start_epoch()
-        self.method.start_epoch(state.epoch)
-        self.model.train()
-        for layer in self.still:
-            layer.training = False
+        state.start_epoch()
         plan = self.task.plan(state.epoch, self.group, state.stretches)[state.step :]
-        batches = self.task.batches(plan, state.epoch, self.device)
+        batches = self.task.batches(plan, state.epoch, self.device, state.method.needs)
         for step in plan:
-            factor = optim.factor(state.epoch + state.step / self.steps_per_epoch, epochs, self.steps_per_epoch)
-            for parameters, rate in zip(self.optimizer.param_groups, self.rates, strict=False):
+            factor = optim.factor(state.epoch + state.step / state.steps_per_epoch, epochs, state.steps_per_epoch)
+            rates = (optim.lr, optim.backbone_lr or optim.lr)
+            for parameters, rate in zip(state.optimizer.param_groups, rates, strict=False):
                 parameters["lr"] = rate * factor
-            first = not self.stepped  # what does not fit together shows in the first step
-            with error_context(f"{self.name} cannot be trained on these data") if first else contextlib.nullcontext():
+            where = f"model={self.config.model.name} cannot be trained on these data"  # which shows in the first step
+            with contextlib.nullcontext() if self.stepped else error_context(where):
                 loss = self.train_step(step, batches, optim.lr * factor)
             self.stepped = True
             state.step += 1
-            progress.step(step.total, lambda loss=loss: progress_text(state, epochs, self.method, loss))  # type: ignore[misc]
-            decision = self.group.agree(STOP if asked else SAVE if self.saver.is_due() else CONTINUE)
-            if decision >= SAVE and state.step < self.steps_per_epoch:
+            progress.step(step.total, partial(progress_text, state, epochs, loss))
+            decision = self.group.agree(STOP if signals else SAVE if self.saver.is_due() else CONTINUE)
+            if decision >= SAVE and state.step < state.steps_per_epoch:
                 self.saver.save()
                 if decision == STOP:
-                    raise Interrupted(asked[0] if asked else signal.SIGTERM, self.run.path)
-        self.group.settle()  # a wish that came up in the last step comes up again
-        self.group.copy_buffers(self.weights)
-        if self.result_weights is not self.weights:
+                    raise Interrupted(signals[0] if signals else signal.SIGTERM, self.run.path)
+        self.group.settle()  # a wish of the last step is repeated in the first step of the next epoch
+        self.group.copy_buffers(state.model)
+        if self.result_weights is not state.model:
             self.group.copy_buffers(self.result_weights)
 
     def train_step(self, step: Step, batches: Iterator[Any], lr: float) -> Tensor:
         """One optimizer step; returns the loss of its last part."""
-        learnt = []
-        self.nonfinite.before_step(self.weights)
+        state, counted = self.state, []
+        self.nonfinite.before_step()
         for part, real in enumerate(step.real):
             batch = next(batches)
-            wait = part + 1 < len(step.real)
-            with self.accelerator.no_sync(self.model) if wait else contextlib.nullcontext():
-                with self.accelerator.autocast(), allow_nonfinite():  # which is told below, with more to go on
-                    found, shown = self.task.loss(self.model, batch, real, self.method)
-                if not self.nonfinite.is_finite(found.total, lr):
-                    self.nonfinite.skip(self.weights, step.total)
+            more = part + 1 < len(step.real)
+            with self.accelerator.no_sync(state.wrapped) if more else contextlib.nullcontext():
+                with self.accelerator.autocast(), allow_nonfinite():  # reported below, with more to go on
+                    loss, shown = self.task.loss(state.wrapped, batch, real, state.method)
+                if not self.nonfinite.is_finite(loss.total, lr):
+                    self.nonfinite.skip(step.total)
                     for _ in step.real[part + 1 :]:
                         next(batches)
-                    return found.total
+                    return loss.total
                 if part == 0:
                     # Here and not before the forward pass: what it frees there, the allocator gives back to the
                     # system, and a CPU then loses 4% of a step to page faults.
-                    self.optimizer.zero_grad()
-                # Processes average their gradients: so each gives its part of the sum over all real samples.
-                self.accelerator.backward(found.total * (real * self.group.world / step.total))
+                    state.optimizer.zero_grad()
+                # Gradients are averaged over processes: each one's loss is its part of the sum over all real samples.
+                self.accelerator.backward(loss.total * (real * self.group.world / step.total))
             if real and shown is not None:
-                for observer in self.observers.values():
+                for observer in state.observers.values():
                     observer.batch(shown)
-            learnt.append((found.total.detach(), found.parts, real))
+            counted.append((loss.total.detach(), loss.parts, real))
         if self.config.train.clip_norm is not None:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.train.clip_norm)
-        self.optimizer.step()
-        if self.average is not None and self.config.train.ema is not None:
-            self.average.update_parameters(self.weights)
-        for each in learnt:
-            self.state.add(*each)
-        self.state.skips_in_a_row = 0
-        return found.total
+            self.accelerator.clip_grad_norm_(state.wrapped.parameters(), self.config.train.clip_norm)
+        state.optimizer.step()
+        if state.average is not None and self.moving_average:
+            state.average.update_parameters(state.model)
+        for each in counted:
+            state.add(*each)
+        state.skips_in_a_row = 0
+        return loss.total
 
     def end_epoch(self, progress: Progress) -> dict[str, Any]:
         """Evaluate, record and, when it is time, save; returns the epoch's record."""
         state, settings = self.state, self.config.train
         seconds, speed = state.seconds, progress.speed()
-        record: dict[str, Any] = {"epoch": state.epoch + 1, **self.losses()}
+        record = {"epoch": state.epoch + 1, **state.mean_losses(self.group)}
         if state.skipped:
             record["skipped"] = state.skipped
-        record["lr"] = self.optimizer.param_groups[0]["lr"]
-        record |= logged(self.method)
+        record["lr"] = state.optimizer.param_groups[0]["lr"]
+        record |= method_values(state.method)
         split = "val" if self.task.has_validation else "test"
-        self.evaluated = {}
+        self.evaluations = {}
         if (state.epoch + 1) % self.config.eval.every == 0:
-            self.evaluated[split] = self.task.evaluate(self.result_weights, split, self.device, self.group)
-            record[split] = self.evaluated[split].metrics
+            record[split] = self.evaluate(split).metrics
             if split == "val":
                 self.keep_if_best(record[split])
         record["seconds"] = seconds
         state.end_epoch()
-        if self.average is not None and settings.ema is None and state.epoch > settings.epochs - settings.average:
-            self.average.update_parameters(self.weights)
-        for observer in self.observers.values():
+        if state.average is not None and not self.moving_average and state.epoch > settings.epochs - settings.average:
+            state.average.update_parameters(state.model)
+        for observer in state.observers.values():
             observer.end_epoch(self.group)
         if self.group.leader:
             self.run.append_metrics(record)
         self.accelerator.log({k: v for k, v in flat(record, "/").items() if k != "epoch"}, step=state.epoch)
-        line = epoch_line(record, settings.epochs, self.method, speed, self.task.unit, progress.left())
+        line = epoch_line(record, settings.epochs, state.method, speed, progress.left())
         progress.line(line, minor=split not in record)
         if self.group.sum(torch.tensor(float(self.group.leader and self.saver.is_due(epoch_ends=True)))):
             self.saver.save()
         return record
 
-    def losses(self) -> dict[str, Any]:
-        """The epoch's mean loss over all processes, and its parts where there are several."""
-        state, names = self.state, sorted(self.state.part_sums)
-        sums = torch.stack([state.loss_sum, *(state.part_sums[name] for name in names)]).cpu()
-        counted = max(1, self.counted - state.skipped)
-        total, *parts = (value / counted for value in self.group.sum(sums).tolist())
-        return {"train_loss": total, **({"loss_parts": dict(zip(names, parts, strict=True))} if len(names) > 1 else {})}
+    def evaluate(self, split: str) -> Evaluation:
+        """The evaluation of the current weights, made once."""
+        if split not in self.evaluations:
+            self.evaluations[split] = self.task.evaluate(self.result_weights, split, self.device, self.group)
+        return self.evaluations[split]
 
     def keep_if_best(self, metrics: dict[str, Any]) -> None:
         """Keep the weights of the best epoch so far by the validation split."""
-        best, by = self.state.best, self.task.selects_by
-        if best is None or METRICS[by].better(metrics[by], best["val"][by]):
-            self.state.best = {"epoch": self.state.epoch + 1, "val": metrics}
-            weights.save(deployed(self.result_weights), self.run.best_model_file, self.task.metadata(), self.group)
+        state, by = self.state, self.task.selects_by
+        if state.best is None or METRICS[by].better(metrics[by], state.best["val"][by]):
+            state.best = {"epoch": state.epoch + 1, "val": metrics}
+            weights.save(without_heads(self.result_weights), self.run.best_model_file, self.task.metadata(), self.group)
             if self.group.leader:
-                self.state.best_sum = checksum(self.run.best_model_file)
+                state.best_sum = checksum(self.run.best_model_file)
 
     def finish(self, say: Callable[[str], None]) -> dict[str, Any]:
-        """The last epoch's results; the best epoch's too, if there is a validation split to choose it on."""
-        if self.average is not None:
-            self.weights.load_state_dict(self.average.module.state_dict())
-            self.evaluated = self.evaluated if self.config.train.ema is not None else {}
-        final, best = self.result_on("test"), self.state.best
+        """Write the last epoch's results, and the best epoch's if there is a validation split to choose it on."""
+        state, task, model = self.state, self.task, self.state.model
+        if state.average is not None:
+            model.load_state_dict(state.average.module.state_dict())
+            self.evaluations = self.evaluations if self.moving_average else {}
+        final, best = self.evaluate("test"), state.best
         if self.group.leader and best is not None and not self.saver.has_best():
             raise PskdError(
-                f"{self.run.best_model_file} was lost or changed: go on from the last checkpoint with --resume"
+                f"{self.run.best_model_file} was lost or changed: continue from the last checkpoint with --resume"
             )
         for example in final.examples:
             say(example)
-        result: dict[str, Any] = {**final.metrics, "signatures": final.signatures, "epoch": self.state.epoch}
-        predictions = final.predictions
-        if self.task.has_validation:
-            validation = self.result_on("val")
+        result: dict[str, Any] = {**final.metrics, "signatures": final.signatures, "epoch": state.epoch}
+        predictions = dict(final.predictions)
+        if task.has_validation:
+            validation = self.evaluate("val")
             result["val"] = validation.metrics
-            predictions = predictions | {f"val_{name}": array for name, array in validation.predictions.items()}
-        weights.save(deployed(self.weights), self.run.model_file, self.task.metadata(), self.group)
+            predictions |= {f"val_{name}": array for name, array in validation.predictions.items()}
+        weights.save(without_heads(model), self.run.model_file, task.metadata(), self.group)
         if self.config.train.calibrate:
             self.calibrate(say)
-        if best is not None and (best["epoch"] != self.state.epoch or self.average is not None):
-            self.group.barrier()
-            weights.load(deployed(self.weights), self.run.best_model_file)
-            final = self.task.evaluate(self.weights, "test", self.device, self.group)
         if best is not None:
+            if best["epoch"] != state.epoch or state.average is not None:
+                self.group.barrier()
+                weights.load(without_heads(model), self.run.best_model_file)
+                final = task.evaluate(model, "test", self.device, self.group)
             result["best"] = {**best, "test": final.metrics}
-        result.update(provenance(self.config, self.task, deployed(self.weights), self.group, self.device, self.state))
+        result.update(provenance(self.config, task, self.group, state))
         if self.group.leader:
             arrays = io.BytesIO()
             np.savez(arrays, allow_pickle=False, **predictions)
@@ -357,35 +309,30 @@ class Trainer:
         return result
 
     def calibrate(self, say: Callable[[str], None]) -> None:
-        """Write beside the last weights how sure they may be, before the result says that the run has finished.
+        """Calibrate the last weights, before result.json marks the run as finished.
 
-        A model of which nothing can be said, a detector that finds nothing, has a result all the same.
+        A model that cannot be calibrated, such as a detector that finds nothing, still gets its result.
         """
         self.group.barrier()
-        kind, path = self.task.Predictor, self.run.model_file
-        about = kind.about_class.model_validate(weights.metadata(path))
-        using = kind(self.run.path, about, deployed(self.weights), self.device)
+        path, predictor = self.run.model_file, self.task.predictor(without_heads(self.state.model), self.device)
+        about = {"weights": checksum(path), "fitted_on": "val"}
         try:
-            found = using.calibrate(self.config, self.group, weights=checksum(path), fitted_on="val")
+            result = predictor.calibrate(self.task.splits, "val", self.config, self.group, **about)
         except PskdError as error:
             say(f"not calibrated: {error}")
             return
         if self.group.leader:
-            calibration.write(path, found)
-
-    def result_on(self, split: str) -> Evaluation:
-        """The evaluation of the weights as they are; that of the last epoch, if it was just made, is not made again."""
-        return self.evaluated.get(split) or self.task.evaluate(self.weights, split, self.device, self.group)
+            calibration.write(path, result)
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM are noted, not obeyed at once; the loop looks at the list after every step."""
-    asked: list[int] = []
+def _note_signals() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM in a list, which the loop looks at after every step."""
+    signals: list[int] = []
     ours = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, lambda n, _: asked.append(n)) for number in ours}
+    before = {number: signal.signal(number, lambda n, _: signals.append(n)) for number in ours}
     try:
-        yield asked
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

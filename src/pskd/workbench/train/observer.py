@@ -1,4 +1,4 @@
-"""What may look on while a model is trained, without being known to the loop by name."""
+"""Observers see every training batch. The loop finds them by the registry and knows none by name."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ import torch
 
 from pskd.methods.base import Method
 from pskd.workbench import registry
-from pskd.workbench.config import Config
-from pskd.workbench.runs.folder import RunFolder
 from pskd.workbench.runs.group import Group
 from pskd.workbench.tasks.base import Shown, Task
 
 
 class Observer(Protocol):
-    """Is shown every real training batch, and has a state that checkpoints carry."""
+    """What a function registered in ``registry.observers`` returns. Checkpoints carry its state."""
 
     def batch(self, shown: Shown) -> None:
-        """A training batch was learnt."""
+        """The model was trained on this batch."""
 
     def end_epoch(self, group: Group) -> None: ...
 
@@ -27,22 +25,13 @@ class Observer(Protocol):
         """What a resumed run needs of the epoch so far, of all processes together."""
 
     def load(self, state: Any) -> None:
-        """Go on with an epoch; on the leader only."""
+        """Restore the state of an unfinished epoch; called on the leader only."""
 
     def cut(self, epochs: int) -> None:
-        """Drop what was written past the first ``epochs``: a resumed run will write it again."""
+        """Drop what was written after the first ``epochs``: a resumed run writes it again."""
 
 
-class MakesObserver(Protocol):
-    """What is registered in ``registry.observers``; None: there is nothing to observe in this run."""
-
-    def __call__(self, folder: Path, task: Task, method: Method, device: torch.device) -> Observer | None: ...
-
-
-def observers_of(
-    config: Config, run: RunFolder, task: Task, method: Method, device: torch.device
-) -> dict[str, Observer]:
-    """The observers that the settings ask for, by name."""
-    wanted = ["history"] if config.train.history else []
-    made = {name: registry.observers.find(name)(run.path, task, method, device) for name in wanted}
+def make_observers(folder: Path, task: Task, method: Method, device: torch.device) -> dict[str, Observer]:
+    """All registered observers by name, without those that return None: they have nothing to do in this run."""
+    made = {name: registry.observers.find(name)(folder, task, method, device) for name in registry.observers.names()}
     return {name: observer for name, observer in made.items() if observer is not None}

@@ -1,4 +1,4 @@
-"""What a person sees of a training: a bar on a terminal, plain lines elsewhere."""
+"""The progress of a training: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from types import TracebackType
 from typing import Any
 
 from pskd.errors import printable
 
-SLOW = 0.7  # seconds, after which what a person waits for is named
-SILENCE = 60  # seconds, after which even a screen that keeps every line gets one of an unfinished epoch
+SLOW = 0.7  # seconds, after which a line tells what is being waited for
+SILENCE = 60  # seconds, after which plain output gets a line of an unfinished epoch
 
 
 @contextlib.contextmanager
 def print_if_slow(text: str) -> Iterator[None]:
-    """Print a line if what is done here takes longer than a person waits for one, on the first process."""
+    """Print a line, on the first process, if the body takes longer than ``SLOW``."""
 
-    def say() -> None:
-        with contextlib.suppress(OSError, ValueError):  # closed or full: the next line of the main thread says so
+    def show() -> None:
+        with contextlib.suppress(OSError, ValueError):  # closed or full: the main thread will report it
             print(printable(text), flush=True)
 
-    timer = threading.Timer(SLOW, say)
+    timer = threading.Timer(SLOW, show)
     timer.daemon = True
-    if os.environ.get("RANK", "0").strip() == "0":  # whether it is a rank at all is asked where the group is made
+    if os.environ.get("RANK", "0").strip() == "0":  # the group checks later whether it is a number
         timer.start()
     try:
         yield
@@ -41,8 +40,8 @@ class Progress:
 
     def __init__(self, total: int, done: int, unit: str, *, shown: bool, log: Callable[[str], None]) -> None:
         self._total, self._done, self._unit, self._shown, self._log = total, done, unit, shown, log
-        self._begun, self._begun_at, self._drawn, self._said = time.monotonic(), done, 0.0, 0.0
-        self._epoch_items, self._epoch_begun = 0, time.monotonic()
+        self._begun, self._done_before, self._drawn, self._printed = time.monotonic(), done, 0.0, 0.0
+        self.start_epoch()
         self._bar: Any = None
 
     def __enter__(self) -> Progress:
@@ -56,9 +55,7 @@ class Progress:
             self._task = self._bar.add_task("starting", total=self._total, completed=self._done)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -69,30 +66,27 @@ class Progress:
         now = time.monotonic()
         if self._bar is not None and now - self._drawn > 0.1:
             self._drawn = now
-            self._bar.update(self._task, completed=self._done, description=f"{describe()} · {self._pace()}")
-        elif self._bar is None and self._shown and now - max(self._said, self._drawn) > SILENCE:
+            self._bar.update(self._task, completed=self._done, description=f"{describe()} · {self.speed()}")
+        elif self._bar is None and self._shown and now - max(self._printed, self._drawn) > SILENCE:
             self._drawn = now
-            print(printable(f"{describe()} · {self._pace()} · {self.left()} left"), flush=True)
+            print(printable(f"{describe()} · {self.speed()} · {self.left()} left"), flush=True)
 
-    def _pace(self) -> str:
-        return f"{self.speed():,.0f} {self._unit}/s"
-
-    def speed(self) -> float:
-        """Samples per second in this epoch."""
-        return self._epoch_items / max(1e-9, time.monotonic() - self._epoch_begun)
+    def speed(self) -> str:
+        """Samples per second in this epoch, such as "1,200 img/s"."""
+        return f"{self._epoch_items / max(1e-9, time.monotonic() - self._epoch_begun):,.0f} {self._unit}/s"
 
     def start_epoch(self) -> None:
         self._epoch_items, self._epoch_begun = 0, time.monotonic()
 
     def line(self, text: str, *, minor: bool = False) -> None:
-        """A line that stays, on the screen and in the log; on the screen a minor one only after 10 s of silence."""
+        """Print and log a line. A minor one is printed only when nothing was printed for 10 s."""
         if not self._shown:
             return
         text = printable(text)
         self._log(text)
-        if minor and time.monotonic() - self._said < 10:
+        if minor and time.monotonic() - self._printed < 10:
             return
-        self._said = time.monotonic()
+        self._printed = time.monotonic()
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
@@ -100,6 +94,6 @@ class Progress:
 
     def left(self) -> str:
         """Estimated time until the last step, as h:mm:ss."""
-        made = self._done - self._begun_at
-        seconds = (time.monotonic() - self._begun) / max(1, made) * (self._total - self._done)
+        seconds_per_step = (time.monotonic() - self._begun) / max(1, self._done - self._done_before)
+        seconds = seconds_per_step * (self._total - self._done)
         return str(timedelta(seconds=round(seconds)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,15 @@ from pskd.workbench.tasks.predictor import Answer, Predictor
 def evaluate(
     run: Path, split: str, data_root: str | None = None, *, best: bool = False, allow_code: bool = False
 ) -> dict[str, Any]:
-    """Metrics of a finished run's model on its test or validation split, or on that of data elsewhere."""
+    """Metrics of a finished run's model on its test or validation split, or on that of other data."""
     config = _config(run, data_root, allow_code)
     if split not in ("test", "val"):
-        raise PskdError(f"split {split!r} is not there; allowed are test, val")
+        raise PskdError(f"split {split!r} is unknown; allowed are test, val")
     predictor = Predictor.from_run(run, best=best, allow_code=allow_code)
-    found = predictor.evaluate(config, split, Group())
-    return {**found, "ece_bins": config.eval.ece_bins, "num_classes": RunFolder(run).result().get("num_classes")}
+    evaluation = predictor.evaluate(_splits(predictor, config, split)[split], config, Group())
+    signatures = {"signatures": evaluation.signatures} if evaluation.signatures else {}
+    about = {"ece_bins": config.eval.ece_bins, "num_classes": RunFolder(run).result().get("num_classes")}
+    return {**evaluation.metrics, **signatures, **evaluation.details(), **about}
 
 
 def calibrate(
@@ -37,7 +39,7 @@ def calibrate(
     allow_code: bool = False,
     **options: Any,
 ) -> Calibration:
-    """Find out how sure a finished run's model may be, and store it beside its weights.
+    """Measure how sure a finished run's model may be, and store the result beside its weights.
 
     Args:
         data_root: data that the run was not trained on, instead of its own validation split.
@@ -45,32 +47,56 @@ def calibrate(
         **options: fields of the task's ``calibration_class``, such as ``by_class`` and ``delta``.
     """
     if split not in ("val", "test"):
-        raise PskdError(f"split {split!r} is not there; allowed are val and, for data named by --root, test")
+        raise PskdError(f"split {split!r} is unknown; allowed are val and, for data named by --root, test")
     if split == "test" and data_root is None:
         raise PskdError("the run's own test set is for measuring only: calibrate on val, or name data with --root")
     predictor = Predictor.from_run(run, best=best, allow_code=allow_code, calibrated=False)
-    kind = predictor.calibration_class
-    if kind is not None and (foreign := sorted(options.keys() - kind.model_fields.keys())):
-        raise PskdError(f"--{foreign[0].replace('_', '-')} is not for a run of {predictor.about.task}")
-    known, seen = (predictions.fingerprint(run, split), None) if data_root is None else (None, _seen(run))
+    kind, task = predictor.calibration_class, predictor.about.task
+    if kind is None:
+        raise PskdError(f"a run of {task} cannot be calibrated: this task has nothing to calibrate")
+    if foreign := sorted(options.keys() - kind.model_fields.keys()):
+        raise PskdError(f"--{foreign[0].replace('_', '-')} is not for a run of {task}")
+    config = _config(run, data_root, allow_code)
+    splits = _splits(predictor, config, split, "test")
+    if data_root is None:
+        _check_unchanged(run, split, splits[split].fingerprint)
+    else:
+        _check_unseen(run, splits[split].fingerprint)
+        predictor.check_apart(splits[split], _config(run, None, allow_code))
     path = weights.path_of(run, best=best)
     about = {"weights": checksum(path), "fitted_on": data_root or split}
-    config = _config(run, data_root, allow_code)
-    if data_root is not None:
-        predictor.check_apart(config, _config(run, None, allow_code), split)
-    found = predictor.calibrate(config, Group(), split=split, fingerprint=known, seen=seen, **about, **options)
-    calibration.write(path, found)
-    return found
+    result = predictor.calibrate(splits, split, config, Group(), **about, **options)
+    calibration.write(path, result)
+    return result
 
 
-def _seen(run: Path) -> dict[str, str]:
-    """What a run was trained and measured on, by fingerprint."""
-    found = {RunFolder(run).result().get("data_fingerprint"): "training", predictions.fingerprint(run, "test"): "test"}
-    return {fingerprint: name for fingerprint, name in found.items() if fingerprint is not None}
+def _splits(predictor: Predictor, config: Config, *names: str) -> Mapping[str, Any]:
+    splits = predictor.splits(config, *names)
+    if any(name not in splits for name in names):
+        raise PskdError(f"{predictor.run} has no validation split; {predictor.validation_hint}")
+    return splits
+
+
+def _check_unchanged(run: Path, split: str, fingerprint: str) -> None:
+    if predictions.fingerprint(run, split) not in (None, fingerprint):
+        raise PskdError(
+            f"{run}: its {split} split has changed since it was trained, and may hold samples that it was"
+            " trained on: restore the data, or name other data with --root"
+        )
+
+
+def _check_unseen(run: Path, fingerprint: str) -> None:
+    """Refuse data that the run was trained or measured on."""
+    own = {RunFolder(run).result().get("data_fingerprint"): "training", predictions.fingerprint(run, "test"): "test"}
+    if fingerprint in own:
+        raise PskdError(
+            f"{run}: this is its own {own[fingerprint]} set, on which nothing may be calibrated: name other data,"
+            " or leave --root out to calibrate on its validation split"
+        )
 
 
 def _config(run: Path, data_root: str | None, allow_code: bool) -> Config:
-    """The run's configuration, with the data elsewhere if that is said."""
+    """The run's configuration, with other data if they are given."""
     config = RunFolder(run).config(allow_code=allow_code)
     if data_root is None:
         return config
@@ -80,16 +106,17 @@ def _config(run: Path, data_root: str | None, allow_code: bool) -> Config:
 def predict(
     run: Path, inputs: Sequence[str], *, best: bool = False, allow_code: bool = False, **options: Any
 ) -> Iterator[Answer | PskdError]:
-    """What a finished run makes of each input; one that cannot be read yields its error instead.
+    """A finished run's answer to each input. For an input that cannot be read: the error.
 
-    ``options`` are those of its task; one that is None was not given, and one of another task is refused.
+    ``options`` are those of the run's task; those of another task are refused. None means that one is not given.
     """
     predictor = Predictor.from_run(run, best=best, allow_code=allow_code)
     given = {name: value for name, value in options.items() if value is not None}
     if foreign := sorted(given.keys() - predictor.options):
-        own = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(predictor.options)) or "none"
-        flag = {"texts": "text"}.get(foreign[0], foreign[0]).replace("_", "-")
-        raise PskdError(
-            f"--{flag} is not for a run of {predictor.about.task}; its options are {own.replace('--texts', '--text')}"
-        )
+        own = ", ".join(map(_flag, sorted(predictor.options))) or "none"
+        raise PskdError(f"{_flag(foreign[0])} is not for a run of {predictor.about.task}; its options are {own}")
     yield from predictor.predict(inputs, **given)
+
+
+def _flag(option: str) -> str:
+    return "--text" if option == "texts" else f"--{option.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""A finished run's folder, opened: what was set, how it went and what came of it."""
+"""A finished run's folder: its settings, its history and its results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Run"]
 
 
 class Run:
-    """What a finished run's folder holds. Files are read when they are asked for."""
+    """The content of a finished run's folder. Each file is read when it is needed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.folder = RunFolder(Path(path))
@@ -31,7 +31,7 @@ class Run:
 
     @cached_property
     def config(self) -> Config:
-        """All settings; code that they name is not imported."""
+        """All settings. Code that they name is not imported."""
         return self.folder.config()
 
     @property
@@ -41,9 +41,9 @@ class Run:
 
     @cached_property
     def history(self) -> dict[str, np.ndarray]:
-        """What was recorded of each epoch: ``train_loss``, ``lr``, ``test/nll`` and so on, each (epochs,).
+        """The records of all epochs: ``train_loss``, ``lr``, ``test/nll`` and so on, each (epochs,).
 
-        NaN stands where an epoch has no such number.
+        NaN where an epoch has no such number.
         """
         records = [flat(record, "/") for record in self.folder.metrics()]
         names = dict.fromkeys(name for record in records for name, value in record.items() if is_number(value))
@@ -51,14 +51,14 @@ class Run:
 
     @cached_property
     def predictions(self) -> dict[str, np.ndarray]:
-        """What the model makes of every test sample; ``val_`` stands before what it makes of the validation split.
+        """The model's predictions for the test set, and for the validation split with ``val_`` before their names.
 
-        Of a classifier: ``probs`` (N, K), ``labels`` (N,), ``classes`` (K,).
+        A classifier has ``probs`` (N, K), ``labels`` (N,), ``classes`` (K,).
         """
         return predictions.arrays(self.path)
 
     def predictor(self, *, best: bool = False, device: str | None = None, allow_code: bool = False) -> Predictor:
-        """The model, ready to be used: see ``pskd.load``."""
+        """The model, ready to use: see ``pskd.load``."""
         return Predictor.from_run(self.path, best=best, device=device, allow_code=allow_code)
 
     def __repr__(self) -> str:

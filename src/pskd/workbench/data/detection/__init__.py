@@ -1,7 +1,6 @@
 """Data sets of images with labelled boxes: what they are, where they come from, and how they are split.
 
-Each is a function that is registered by its name in ``registry.scenes``: from what is ``Wanted`` it makes a
-``DetectionData``.
+Each is a function from ``Wanted`` to ``DetectionData``, registered by its name in ``registry.scenes``.
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ from typing import Any
 
 from pskd.errors import PskdError
 from pskd.workbench import registry
-from pskd.workbench.data.detection.reading import DetectionData, Wanted
-from pskd.workbench.data.detection.scenes import Scene, Scenes
+from pskd.workbench.data.detection.annotations import DetectionData, Wanted
+from pskd.workbench.data.detection.scenes import Scene, SceneSplit
 
-__all__ = ["DetectionData", "Scene", "Scenes", "Wanted", "load"]
+__all__ = ["DetectionData", "Scene", "SceneSplit", "Wanted", "load"]
 
 
 def load(name: str, **wanted: Any) -> DetectionData:
-    """Load the data set ``name``: a registered one, or code of the user's own that was loaded.
+    """Load the data set ``name``: a registered one, or the user's own code, which was loaded.
 
     ``wanted`` are the fields of ``Wanted``.
     """

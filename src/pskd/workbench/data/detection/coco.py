@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pskd.errors import RECOVERABLE, PskdError
+from pskd.errors import PskdError, error_context
 from pskd.workbench import registry
-from pskd.workbench.data.detection.annotations import Note, Problems, check_side
-from pskd.workbench.data.detection.reading import DetectionData, Wanted, from_notes
+from pskd.workbench.data.detection.annotations import DetectionData, Note, Problems, Wanted, from_notes, read_size
+from pskd.workbench.data.refusing import refusing
 from pskd.workbench.reading import read_json
 from pskd.workbench.space import free_bytes
 
@@ -17,25 +18,23 @@ from pskd.workbench.space import free_bytes
 @registry.scenes.register("coco")
 def load_coco(wanted: Wanted, /) -> DetectionData:
     """Annotations in COCO's JSON, of COCO or of anybody."""
-    return from_notes("coco", wanted, coco_notes, "[train.json:images]")
+    return from_notes("coco", wanted, _read, "[train.json:images]")
 
 
-def coco_notes(root: Path, split: str, problems: Problems) -> tuple[list[Note], tuple[str, ...]]:
+def _read(root: Path, split: str, problems: Problems) -> tuple[list[Note], tuple[str, ...]]:
     """The images and the classes of "FILE.json" or "FILE.json:FOLDER", the folder that its images are in.
 
     Both are relative to ``root``. Crowds count as difficult. What stands there twice counts once.
     """
     name, _, folder = split.partition(":")
     file = root / name
-    try:
+    with refusing(f"cannot read '{file}'", "write a split as FILE.json:FOLDER", PskdError):
         tree = read_json(file, int(min(free_bytes() / 20, 2**40)))
-    except PskdError as error:
-        raise PskdError(f"cannot read '{file}' ({error}): write a split as FILE.json:FOLDER") from error
-    try:
+    with error_context(f"'{file}' is not an annotation file in COCO's JSON"):
         once = partial(_once, file=file, problems=problems)
         kinds = once(once(tree["categories"], "id", "category"), "name", "category")
         categories = {item["id"]: str(item["name"]) for item in sorted(kinds, key=lambda item: item["id"])}
-        images = once(once(tree["images"], "id", "image"), "file_name", "image")
+        images = list(once(once(tree["images"], "id", "image"), "file_name", "image"))
         by_image: dict[Any, list[Any]] = {item["id"]: [] for item in images}
         for item in once(tree["annotations"], "id", "annotation"):
             if item["image_id"] not in by_image:
@@ -45,17 +44,20 @@ def coco_notes(root: Path, split: str, problems: Problems) -> tuple[list[Note], 
             label = categories.get(item["category_id"], f"category {item['category_id']}")
             by_image[item["image_id"]].append((label, (x, y, x + width, y + height), bool(item.get("iscrowd", 0))))
         notes = [
-            Note(str(file), str(Path(folder, item["file_name"])), _size(item), by_image[item["id"]]) for item in images
+            Note(
+                str(file),
+                str(Path(folder, item["file_name"])),
+                read_size(item.get("height"), item.get("width")),
+                by_image[item["id"]],
+            )
+            for item in images
         ]
-    except RECOVERABLE as error:
-        raise PskdError(f"'{file}' is not an annotation file in COCO's JSON ({error!r})") from error
     return notes, tuple(categories.values())
 
 
-def _once(items: list[dict[str, Any]], key: str, what: str, *, file: Path, problems: Problems) -> list[dict[str, Any]]:
-    """The items without those whose ``key`` another one before has; an annotation may have none."""
+def _once(items: Any, key: str, what: str, *, file: Path, problems: Problems) -> Iterator[dict[str, Any]]:
+    """The items without those whose ``key`` an earlier one has; an annotation may have none."""
     seen: set[Any] = set()
-    kept = []
     for item in items:
         value = item.get(key) if what == "annotation" else item[key]
         if value in seen:
@@ -63,11 +65,4 @@ def _once(items: list[dict[str, Any]], key: str, what: str, *, file: Path, probl
             continue
         if value is not None:
             seen.add(value)
-        kept.append(item)
-    return kept
-
-
-def _size(item: dict[str, Any]) -> tuple[int, int] | None:
-    height, width = int(item.get("height", 0)), int(item.get("width", 0))
-    check_side(height, width)
-    return (height, width) if height > 0 and width > 0 else None
+        yield item

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from pskd.errors import PskdError
-from pskd.workbench.data.loading import shield_from_signals
+from pskd.workbench.data.loading import make_in_workers
 from pskd.workbench.data.view import decode, pixels
 
 Change = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -30,7 +30,7 @@ class Scene(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Scenes:
+class SceneSplit:
     """N images with M objects in all; image i has the objects ``offsets[i]:offsets[i + 1]``.
 
     Args:
@@ -70,8 +70,8 @@ class Scenes:
         """(M,) int64: the number of the image that each object is in."""
         return torch.arange(len(self)).repeat_interleave(self.offsets.diff())
 
-    def subset(self, index: Tensor) -> Scenes:
-        """The images ``index`` (K,), in that order, numbered anew from 0."""
+    def subset(self, index: Tensor) -> SceneSplit:
+        """The images ``index`` (K,), in that order, numbered from 0 again."""
         counts = self.offsets.diff()[index]
         ends = counts.cumsum(0)
         objects = torch.arange(int(counts.sum())) + (self.offsets[index] - ends + counts).repeat_interleave(counts)
@@ -92,8 +92,8 @@ class Scenes:
             return self.source[index]
         path = self.source / self.names[index]
         image = pixels(decode(path, self.channels))
-        if list(image.shape[1:]) != (noted := self.sizes[index].tolist()):
-            height, width = image.shape[1:]
+        height, width = image.shape[1:]
+        if [height, width] != (noted := self.sizes[index].tolist()):
             raise PskdError(
                 f"'{path}' has {width} x {height} pixels, its annotation says {noted[1]} x {noted[0]}: "
                 "the boxes would not fit, correct one of them"
@@ -105,40 +105,16 @@ class Scenes:
 
         ``workers`` processes decode files ahead of the training; images in memory need none.
         """
-        loader = DataLoader(
-            _Opener(self, plan, change),
-            batch_size=None,
-            num_workers=0 if isinstance(self.source, Tensor) else min(workers, len(plan)),
-            worker_init_fn=shield_from_signals,
-            generator=torch.Generator(),  # its own, or a resumed run would go on with other random numbers
-        )
-        for scenes in loader:
-            if isinstance(scenes, str):
-                raise PskdError(scenes)
-            yield scenes
+        if isinstance(self.source, Tensor):
+            workers = 0
+        return make_in_workers(partial(self._open_batch, change), [index.numpy() for index in plan], workers)
 
+    def _open_batch(self, change: Change, index: np.ndarray) -> list[Scene]:
+        return [self._open(number, change) for number in torch.from_numpy(index).view(-1, 1)]
 
-@dataclass(frozen=True)
-class _Opener(Dataset[list[Scene] | str]):
-    """Item i is the i-th batch of the plan, or what is wrong with one of its files: see ``loading._Opening``."""
-
-    scenes: Scenes
-    plan: Sequence[Tensor]
-    change: Change
-
-    def __len__(self) -> int:
-        return len(self.plan)
-
-    def __getitem__(self, step: int) -> list[Scene] | str:
-        try:
-            return [self._open(index) for index in self.plan[step].view(-1, 1)]
-        except PskdError as error:
-            return str(error)
-
-    def _open(self, index: Tensor) -> Scene:
-        scenes, number = self.scenes, int(index)
-        image = scenes.pixels(number)
-        mine = slice(int(scenes.offsets[number]), int(scenes.offsets[number + 1]))
-        counts = ~scenes.difficult[mine]
-        boxes, labels = scenes.boxes[mine][counts], scenes.labels[mine][counts]
-        return Scene(*self.change(image, boxes, index), labels)
+    def _open(self, index: Tensor, change: Change) -> Scene:
+        number = int(index)
+        objects = slice(int(self.offsets[number]), int(self.offsets[number + 1]))
+        counts = ~self.difficult[objects]
+        boxes, labels = self.boxes[objects][counts], self.labels[objects][counts]
+        return Scene(*change(self.pixels(number), boxes, index), labels)

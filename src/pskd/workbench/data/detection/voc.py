@@ -10,9 +10,8 @@ from xml.etree import ElementTree
 
 from pskd.errors import RECOVERABLE, PskdError
 from pskd.workbench import registry
-from pskd.workbench.data.detection.annotations import Note, Problems, check_side
-from pskd.workbench.data.detection.reading import DetectionData, Wanted, from_notes
-from pskd.workbench.data.reason import reason
+from pskd.workbench.data.detection.annotations import DetectionData, Note, Problems, Wanted, from_notes, read_size
+from pskd.workbench.data.refusing import reason, refusing
 from pskd.workbench.reading import check_file, read_text
 
 LARGEST_FILE = 10_000_000  # bytes of an annotation
@@ -24,12 +23,20 @@ VOC_CLASSES = (
 # fmt: on
 
 
-@registry.scenes.register("voc")
+@registry.scenes.register("voc", "PASCAL VOC")
 def load_voc(wanted: Wanted, /) -> DetectionData:
-    """PASCAL VOC as published."""
+    """PASCAL VOC as published: a split such as "2007/trainval" of the folder that holds VOCdevkit."""
+    from torchvision.datasets import VOCDetection
 
-    def read(root: Path, part: str, problems: Problems) -> tuple[list[Note], Sequence[str]]:
-        return voc_notes(root, part, wanted.download, problems), ()
+    def read(root: Path, split: str, problems: Problems) -> tuple[list[Note], Sequence[str]]:
+        year, _, image_set = split.partition("/")
+        advice = (
+            "data.root=... names the folder that holds VOCdevkit, and a split is written like 2007/trainval"
+            " (data.download=true fetches it)"
+        )
+        with refusing(f"no VOC split '{split}' in '{root}'", advice, RuntimeError, ValueError, OSError):
+            published = VOCDetection(root, year=year, image_set=image_set, download=wanted.download)
+        return _notes(root, zip(published.annotations, published.images, strict=True), problems), ()
 
     return from_notes("voc", wanted, read, "[2007/trainval, 2012/trainval]", VOC_CLASSES)
 
@@ -37,44 +44,19 @@ def load_voc(wanted: Wanted, /) -> DetectionData:
 @registry.scenes.register("voc_folder")
 def load_voc_folder(wanted: Wanted, /) -> DetectionData:
     """A user's own images in VOC's layout."""
-
-    def read(root: Path, part: str, problems: Problems) -> tuple[list[Note], Sequence[str]]:
-        return folder_notes(root, part, problems), ()
-
-    return from_notes("voc_folder", wanted, read, "[train]")
+    return from_notes("voc_folder", wanted, _read_folder, "[train]")
 
 
-def voc_notes(root: Path, split: str, download: bool, problems: Problems) -> list[Note]:
-    """A split such as "2007/trainval" of the folder that holds VOCdevkit."""
-    from torchvision.datasets import VOCDetection
-
-    year, _, image_set = split.partition("/")
-    try:
-        published = VOCDetection(root, year=year, image_set=image_set, download=download)
-    except (RuntimeError, ValueError, OSError) as error:
-        raise PskdError(
-            f"no VOC split '{split}' in '{root}' ({reason(error)}): data.root=... names the folder that holds "
-            "VOCdevkit, and a split is written like 2007/trainval (data.download=true fetches it)"
-        ) from error
-    return _notes(root, zip(published.annotations, published.images, strict=True), problems)
-
-
-def folder_notes(root: Path, split: str, problems: Problems) -> list[Note]:
+def _read_folder(root: Path, split: str, problems: Problems) -> tuple[list[Note], Sequence[str]]:
     """``root``/ImageSets/Main/SPLIT.txt lists the names of files in ``root``/Annotations and ``root``/JPEGImages."""
-    listing = root / "ImageSets" / "Main" / f"{split}.txt"
-    try:
+    listing, images = root / "ImageSets" / "Main" / f"{split}.txt", root / "JPEGImages"
+    advice = f"data.root=... names a folder with ImageSets/Main/{split}.txt, Annotations and JPEGImages"
+    with refusing(f"cannot read '{listing}'", advice, PskdError):
         names = [line.split()[0] for line in read_text(listing, 2**30).splitlines() if line.strip()]
-        files = {os.path.splitext(name)[0]: name for name in sorted(os.listdir(root / "JPEGImages"))}
-    except (PskdError, OSError) as error:
-        file = getattr(error, "filename", None) or listing
-        raise PskdError(
-            f"cannot read '{file}' ({reason(error)}): data.root=... names a folder with ImageSets/Main/"
-            f"{split}.txt, Annotations and JPEGImages"
-        ) from error
-    pairs = (
-        (root / "Annotations" / f"{name}.xml", root / "JPEGImages" / files.get(name, f"{name}.jpg")) for name in names
-    )
-    return _notes(root, pairs, problems)
+    with refusing(None, advice, OSError):
+        files = {os.path.splitext(name)[0]: name for name in sorted(os.listdir(images))}
+    pairs = ((root / "Annotations" / f"{name}.xml", images / files.get(name, f"{name}.jpg")) for name in names)
+    return _notes(root, pairs, problems), ()
 
 
 def _notes(root: Path, files: Iterable[tuple[Any, Any]], problems: Problems) -> list[Note]:
@@ -93,11 +75,9 @@ def _read(file: str, image: str) -> Note:
     check_file(file, LARGEST_FILE)
     tree = VOCDetection.parse_voc_xml(ElementTree.parse(file).getroot())["annotation"]
     size = tree.get("size") or {}
-    height, width = int(float(size.get("height", 0))), int(float(size.get("width", 0)))
-    check_side(height, width)
     objects = []
     for item in tree["object"]:
         left, top, right, bottom = (float(item["bndbox"][edge]) for edge in ("xmin", "ymin", "xmax", "ymax"))
         # VOC names the first and the last pixel, from 1 on; we name edges.
         objects.append((item["name"], (left - 1, top - 1, right, bottom), int(item.get("difficult", 0)) == 1))
-    return Note(file, image, (height, width) if height > 0 and width > 0 else None, objects)
+    return Note(file, image, read_size(size.get("height"), size.get("width")), objects)

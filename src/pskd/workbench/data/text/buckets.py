@@ -7,11 +7,11 @@ from torch import Tensor
 
 from pskd.random import epoch_permutation
 
-_SOURCE_STEP = 2  # source lengths that differ by less share a bucket: more sentences to shuffle, for little padding
+_SOURCE_STEP = 2  # source lengths that differ by less share a bucket: more shuffling, for little padding
 
 
 class Buckets:
-    """Sentence pairs of nearly equal lengths come together; a pure function of (seed, epoch) says which.
+    """Batches of sentence pairs of nearly equal lengths: a pure function of (seed, epoch).
 
     Pairs are sorted by target length, then by source length in steps. Only pairs that are equal in both are shuffled,
     so the lengths along the order never change, and the cuts between batches are made once.
@@ -25,7 +25,7 @@ class Buckets:
     def __init__(self, source: Tensor, target: Tensor, max_tokens: int) -> None:
         step = -(-source // _SOURCE_STEP)
         most = int(step.max())
-        # To and fro: the source lengths at the end of one target length are those at the beginning of the next.
+        # Source lengths rise and fall in turn, so they are similar where one target length ends and the next begins.
         self._key = target * (most + 1) + torch.where(target % 2 == 0, step, most - step)
         longer = torch.maximum(target, step * _SOURCE_STEP)[self._key.argsort(stable=True)]
         self._sizes: list[int] = []

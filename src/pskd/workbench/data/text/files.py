@@ -16,7 +16,7 @@ def load_files(
     return _read(folder_of("files", root), (source, target), test or "test", on_bad)
 
 
-@registry.texts.register("multi30k")
+@registry.texts.register("multi30k", "Multi30k")
 def load_multi30k(
     root: str | None = None, *, source: str, target: str, test: str | None = None, on_bad: str = "refuse"
 ) -> TextData:
@@ -27,7 +27,6 @@ def load_multi30k(
 
 
 def _read(root: Path, languages: tuple[str, str], test: str, on_bad: str) -> TextData:
-    has_validation = any((root / f"val.{language}{end}").exists() for language in languages for end in ("", ".gz"))
-    train, tested = (read_pair(root, stem, languages, on_bad) for stem in ("train", test))
-    val = read_pair(root, "val", languages, on_bad) if has_validation else None
-    return TextData(train, tested, val)
+    names = [f"val.{language}{end}" for language in languages for end in ("", ".gz")]
+    stems = ["train", test, *(["val"] if any((root / name).exists() for name in names) else [])]
+    return TextData(*(read_pair(root, stem, languages, on_bad) for stem in stems))

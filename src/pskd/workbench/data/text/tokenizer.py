@@ -20,8 +20,8 @@ class Tokenizer:
         self._encoding = encoding
 
     @classmethod
-    def trained(cls, texts: Iterable[str], vocabulary: int) -> Tokenizer:
-        """At most ``vocabulary`` tokens; fewer if the text has no more pairs to join."""
+    def train(cls, texts: Iterable[str], vocabulary: int) -> Tokenizer:
+        """Learn an encoding of at most ``vocabulary`` tokens; fewer if the text has no more pairs to join."""
         encoding = Encoding(models.BPE(unk_token=_SPECIAL[UNKNOWN]))
         encoding.normalizer = normalizers.NFC()
         encoding.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
@@ -42,15 +42,14 @@ class Tokenizer:
         return int(self._encoding.get_vocab_size())
 
     def encode(self, texts: Sequence[str], limit: int | None = None) -> Sentences:
-        """The tokens of each text and END; of a longer one the first ``limit``, END among them."""
+        """The tokens of each text, and END; a text with more than ``limit`` tokens, END included, is cut."""
         encoded = self._encoding.encode_batch(list(texts), add_special_tokens=False)
         return Sentences.of([[*sentence.ids[: limit and limit - 1], END] for sentence in encoded])
 
     def decode(self, rows: Tensor) -> list[str]:
-        """The texts of token numbers (B, T); each ends where END stands first."""
-        ended = (rows == END).cumsum(1) > 0
-        kept = rows.masked_fill(ended, PAD).tolist()
-        return list(self._encoding.decode_batch(kept, skip_special_tokens=True))
+        """The texts of token numbers (B, T); each ends at its first END."""
+        after_end = (rows == END).cumsum(1) > 0
+        return list(self._encoding.decode_batch(rows.masked_fill(after_end, PAD).tolist(), skip_special_tokens=True))
 
 
 class Sentences:

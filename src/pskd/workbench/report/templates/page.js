@@ -1,5 +1,5 @@
 "use strict";
-// A click on a column's title sorts its table: by number where cells have one, else by text; again, the other way round.
+// A click on a column's title sorts its table, by number if cells have one, else by text. A second click reverses it.
 for (const table of document.querySelectorAll("table.sortable")) {
   const titles = [...table.tHead.rows[0].cells];
   const key = (row, column) => {
@@ -17,7 +17,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }));
 }
 
-// Intervals, and on narrow screens the less important columns, are there on request.
+// Buttons show intervals and, on narrow screens, the less important columns.
 for (const button of document.querySelectorAll(".tools button")) {
   const wide = button.parentElement.nextElementSibling;
   button.addEventListener("click", () => {
@@ -26,7 +26,7 @@ for (const button of document.querySelectorAll(".tools button")) {
   });
 }
 
-// A link into a part that is folded up opens it.
+// A link into a folded part opens it.
 const unfold = () => {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
   target?.closest("details")?.setAttribute("open", "");
@@ -44,7 +44,7 @@ for (const link of document.querySelectorAll("a.save")) {
   });
 }
 
-// The value of the point, or of the square, that is nearest to the pointer.
+// Shows the value of the point or square that is nearest to the pointer.
 const hover = document.getElementById("hover"), REACH = 16;
 const points = (svg, id) => {
   const numbers = (svg.querySelector(`[id$="-${id}"] path`)?.getAttribute("d").match(/-?[\d.]+/g) ?? []).map(Number);
@@ -63,7 +63,7 @@ for (const svg of document.querySelectorAll("svg[data-hover]")) {
     return values[row]?.[column] === undefined ? "" : `${names[row]} taken for ${names[column]}: ${values[row][column]}`;
   };
   const nearest = (x, y) => {
-    let found = "", least = REACH;
+    let text = "", least = REACH;
     for (const { name, notes, places } of about.points) {
       places.forEach(([px, py], place) => {
         const distance = Math.hypot(px - x, py - y);
@@ -73,10 +73,10 @@ for (const svg of document.querySelectorAll("svg[data-hover]")) {
         const own = across[0] + (px - left) / (right - left) * (across[1] - across[0]);
         const value = up[0] + (py - bottom) / (top - bottom) * (up[1] - up[0]);
         const note = notes[place] ? `, ${notes[place]}` : "";
-        found = `${name}: ${shown(value)} (${about.x} ${about.x === "epoch" ? Math.round(own) : shown(own)}${note})`;
+        text = `${name}: ${shown(value)} (${about.x} ${about.x === "epoch" ? Math.round(own) : shown(own)}${note})`;
       });
     }
-    return found;
+    return text;
   };
   svg.addEventListener("pointermove", (event) => {
     if (about === null) read();

@@ -1,6 +1,6 @@
 """Object detection: images in, boxes of K classes out, by Faster R-CNN on the trunk of a classification run."""
 
-from pskd.workbench.tasks.detection.predictor import DetectionPredictor, Found
+from pskd.workbench.tasks.detection.predictor import DetectedObjects, DetectionPredictor
 from pskd.workbench.tasks.detection.task import Detection
 
-__all__ = ["Detection", "DetectionPredictor", "Found"]
+__all__ = ["DetectedObjects", "Detection", "DetectionPredictor"]

@@ -1,41 +1,79 @@
-"""What a batch, a loss and an evaluation of object detection are."""
+"""Object detection: its settings, its batches and its loss."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pskd.errors import PskdError
 from pskd.methods.base import Loss, Method
 from pskd.plan import Step
+from pskd.settings import Count, How
 from pskd.workbench import models, registry
 from pskd.workbench.augment.boxes import BoxAugment, Resize
+from pskd.workbench.config import base
+from pskd.workbench.config.base import Config, EvalConfig, Processes, Section, Side
 from pskd.workbench.data import View
 from pskd.workbench.data.folder import MEAN, STD
-from pskd.workbench.models.detection import transferred
-from pskd.workbench.runs.group import Group
-from pskd.workbench.tasks.base import Evaluation, Task
+from pskd.workbench.models.detection import compare_weights
+from pskd.workbench.tasks.base import Task
 from pskd.workbench.tasks.classification import ClassPredictor
 from pskd.workbench.tasks.detection.predictor import (
+    DetectionModelConfig,
     DetectionPredictor,
-    detect_split,
-    detection_metrics,
-    detector_of,
+    build_detector,
     load_data,
     model_input,
 )
-from pskd.workbench.tasks.detection.settings import DetectionConfig, ModelConfig
-from pskd.workbench.tasks.predictor import Predictor
+from pskd.workbench.tasks.predictor import Predictor, splits_of
 
 
-class TrainingBatch(NamedTuple):
-    """B images (C, H, W) in 0..1 of their own sizes, and each one's boxes and labels (1..K), as torchvision wants."""
+class DetectionDataConfig(base.DataConfig):
+    """`name` is digits (scenes made by seed), voc, voc_folder (VOC's layout, own classes) or coco; `root` its folder.
+
+    `train`, `val` and `test` list the published splits to take: 2007/trainval for voc, the name of a list in
+    ImageSets/Main for voc_folder, FILE.json:FOLDER for coco. `train_images`, ... are how many to make (digits) or to
+    keep. `classes` are those of a voc_folder. Images are scaled to a shorter side of `image_size` pixels, the longer
+    one at most `max_size`. `on_bad` says what happens to missing images, unknown classes and wrong boxes.
+    """
+
+    name: str = "digits"
+    download: Annotated[bool, How()] = False
+    train: tuple[str, ...] = ()
+    val: tuple[str, ...] = ()
+    test: tuple[str, ...] = ()
+    train_images: Count | None = None
+    val_images: Count | None = None
+    test_images: Count | None = None
+    classes: tuple[str, ...] = ()
+    image_size: Side = 600
+    max_size: Side = 1000
+    on_bad: Literal["refuse", "skip"] = "refuse"
+    workers: Annotated[Processes, How()] = 2
+
+
+class DetectionAugmentConfig(Section):
+    """`sizes` are shorter sides in pixels. Each training image draws one of them; by default data.image_size."""
+
+    flip: bool = True
+    sizes: tuple[Side, ...] = ()
+
+
+class DetectionConfig(Config):
+    task: Literal["detection"] = "detection"
+    data: DetectionDataConfig = DetectionDataConfig()
+    model: DetectionModelConfig = DetectionModelConfig()
+    augment: DetectionAugmentConfig = DetectionAugmentConfig()
+    eval: EvalConfig = EvalConfig(batch_size=8)
+
+
+class DetectionBatch(NamedTuple):
+    """B images (C, H, W) in 0..1 of any sizes, and the boxes and labels (1..K) of each, in torchvision's form."""
 
     images: list[Tensor]
     targets: list[dict[str, Tensor]]
@@ -57,10 +95,10 @@ class Detection(Task):
         self.config = config
         settings = config.data
         self.data = load_data(config)
+        self.splits = splits_of(self.data)
         self.num_classes = len(self.data.classes)
         self.num_samples = self.num_rows = len(self.data.train)
         self.fingerprint = self.data.train.fingerprint
-        self.has_validation = self.data.val is not None
         self.notes = self.data.notes
         sizes = config.augment.sizes or (settings.image_size,)
         self.augment = BoxAugment(sizes, settings.max_size, config.augment.flip)
@@ -83,47 +121,33 @@ class Detection(Task):
             "view": view.to_dict(),
             "resize": [self.resize.shorter, self.resize.longest],
         }
-        detector = detector_of(classifier, self._about)
-        self.notes = (*self.data.notes, *transferred(classifier.state_dict(), detector, str(settings.backbone)))
+        detector = build_detector(classifier, self._about)
+        self.notes = (*self.data.notes, *compare_weights(classifier.state_dict(), detector, str(settings.backbone)))
         return detector
 
-    def batches(self, plan: Sequence[Step], epoch: int, device: torch.device) -> Iterator[TrainingBatch]:
+    def batches(
+        self, plan: Sequence[Step], epoch: int, device: torch.device, needs: Collection[str] = ()
+    ) -> Iterator[DetectionBatch]:
         parts = [part for step in plan for part in step.parts]
-        workers = self.config.data.workers
         change = partial(self.augment, seed=self.config.train.seed, epoch=epoch)
-        scenes = self.data.train.batches(parts, change, workers=workers)
-        for batch in scenes:
-            yield TrainingBatch(
+        for batch in self.data.train.batches(parts, change, workers=self.config.data.workers):
+            yield DetectionBatch(
                 [model_input(scene.image, device) for scene in batch],
                 [{"boxes": scene.boxes.to(device), "labels": scene.labels.to(device) + 1} for scene in batch],
             )
 
-    def loss(self, model: nn.Module, batch: TrainingBatch, real: int, method: Method) -> tuple[Loss, None]:
-        """torchvision's own, whose parts are means over the anchors and regions that it draws."""
+    def loss(self, model: nn.Module, batch: DetectionBatch, real: int, method: Method) -> tuple[Loss, None]:
+        """torchvision's own. Its parts are means over the anchors and regions that it draws."""
         parts: dict[str, Tensor] = model(batch.images, batch.targets)
-        return Loss(
-            torch.stack(list(parts.values())).sum(), {name: part.detach() for name, part in parts.items()}
-        ), None
-
-    def evaluate(self, model: nn.Module, split: str, device: torch.device, group: Group) -> Evaluation:
-        scenes = self.data.val if split == "val" else self.data.test
-        assert scenes is not None
-        objects, detections = detect_split(model, scenes, self.resize, self.config, device, group)
-        predictions = {
-            "names": np.array(scenes.names),
-            "classes": np.array(self.data.classes),
-            "fingerprint": np.array(scenes.fingerprint),
-            **{f"object_{name}": values for name, values in objects._asdict().items()},
-            **{f"detected_{name}": values for name, values in detections._asdict().items()},
-        }
-        return Evaluation(detection_metrics(objects, detections, len(scenes), self.data.classes), predictions)
+        total = torch.stack(list(parts.values())).sum()
+        return Loss(total, {name: part.detach() for name, part in parts.items()}), None
 
     def metadata(self) -> dict[str, Any]:
         return self._about
 
 
-def _backbone(settings: ModelConfig, channels: int) -> tuple[nn.Module, dict[str, Any], View]:
-    """The classifier whose trunk is taken, what describes it, and how its images are normalised."""
+def _backbone(settings: DetectionModelConfig, channels: int) -> tuple[nn.Module, dict[str, Any], View]:
+    """The classifier whose trunk is used, its description, and how its images are normalised."""
     name = settings.backbone
     if name is None:
         raise PskdError(
@@ -135,7 +159,7 @@ def _backbone(settings: ModelConfig, channels: int) -> tuple[nn.Module, dict[str
         options = {} if settings.weights is None else {"weights": settings.weights}
         if options and not name.startswith("torchvision:"):
             raise PskdError(f"model.weights={settings.weights} is for torchvision's models, not for {name}")
-        classes = 1000  # as many as torchvision's weights have; the layer is not taken over
+        classes = 1000  # of torchvision's weights; the last layer is not used
         classifier = models.create(name, classes, channels, **options)
         view = View(channels, (1, 1), None, MEAN[:channels], STD[:channels])
         return classifier, {"name": name, "classes": classes, "channels": channels}, view

@@ -1,0 +1,1 @@
+"""Families of networks for small images: each file registers its own."""
