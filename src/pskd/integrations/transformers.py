@@ -40,8 +40,8 @@ INDEX = "index"
 def indexed(dataset: Any, labels: str = "labels") -> Any:
     """The data set with a column "index": the number of the bank's record of each sample.
 
-    Where ``labels`` are lists (tokens), every label that is not -100 has its own record, and the column has the first one
-    of each sample; ``rows_of`` says how many there are. A data set that is not of ``datasets`` is wrapped in
+    Where ``labels`` are lists (tokens), every label that is not -100 has its own record, and the column has the first
+    one of each sample; ``rows_of`` says how many there are. A data set that is not of ``datasets`` is wrapped in
     ``pskd.Indexed``: one record per sample.
     """
     if not hasattr(dataset, "add_column"):
@@ -211,8 +211,8 @@ class PSKDMixin:
         if hasattr(train, "__len__") and rows == len(train) and bool((real.sum(1) > 1).any()):
             raise PskdError(
                 "index: the bank has one record for each sample, but these have several labels: make a"
-                " datasets.Dataset of them, and name the column that the labels are, or are made of: indexed(train, COLUMN) and"
-                " rows_of(train, COLUMN)"
+                " datasets.Dataset of them, and name the column that the labels are, or are made of: indexed(train,"
+                " COLUMN) and rows_of(train, COLUMN)"
             )
         return index[:, None] + (real.cumsum(1) - 1).clamp_min(0)
 
