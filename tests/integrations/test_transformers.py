@@ -212,7 +212,7 @@ def test_a_causal_model_by_any_name_learns_the_next_token(tmp_path: Path) -> Non
         data_collator=collator,
         method=pskd.PSKD(1, memory=pskd.PredictionBank(N, WORDS)),
     )
-    with pytest.raises(PskdError, match="one row for each sample, but these have several labels"):
+    with pytest.raises(PskdError, match="one record for each sample, but these have several labels"):
         uncounted.train()
 
 
