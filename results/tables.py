@@ -10,6 +10,7 @@ import csv
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,15 +49,17 @@ def main() -> None:
 
 def pages() -> dict[str, list[str]]:
     """The rows that each page must have; a page may add columns to them."""
-    noise = {share: lambda key, share=share: key.endswith(f"; noise={share}") for share in (0.2, 0.4)}
     return {
         "better-memory": [*side_by_side("better-memory/validation.csv", "ps_kd")],
         "headline": [*headline()],
         "label-noise": [
             row
             for data in ("fashion-mnist", "cifar100")
-            for share, chosen in noise.items()
-            for row in side_by_side(f"label-noise/{data}.csv", f"hard; noise={share}", chosen)
+            for share in (0.2, 0.4)
+            for file, left_out in ((data, "elr"), (f"{data}-again", "none"))
+            for row in side_by_side(
+                f"label-noise/{file}.csv", f"hard; noise={share}", partial(has_noise, share, left_out)
+            )
         ],
         "self-distillation": [
             row
@@ -76,6 +79,10 @@ def pages() -> dict[str, list[str]]:
             *slices(),
         ],
     }
+
+
+def has_noise(share: float, left_out: str, key: str) -> bool:
+    return key.endswith(f"; noise={share}") and not key.startswith(left_out)
 
 
 def side_by_side(file: str, baseline: str, chosen: Callable[[str], bool] = bool) -> Iterator[str]:
