@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 from pathlib import Path
 
 import pytest
 
 from pskd.errors import PskdError, error_context
-from pskd.workbench.runs.files import write_atomic, write_named
+from pskd.workbench.runs.files import csv_text, write_atomic, write_named
 
 
 def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
@@ -47,3 +49,11 @@ def test_errors_of_other_libraries_become_one_line() -> None:
         raise OfTheirOwn("layers must\nbe whole")
     with pytest.raises(FileNotFoundError), error_context("x"):
         raise FileNotFoundError
+
+
+def test_a_spreadsheet_runs_no_cell_of_a_table() -> None:
+    """Names of files and classes may come from a stranger; numbers stay numbers."""
+    formulas = ["=cmd()", "+1+cmd()", "-2+3", "@SUM(A1)", "\tx", "\r=x"]
+    lines = csv.reader(io.StringIO(csv_text([formulas, ["-1.5", "+2e3", -3, "plain, with comma", ""]])))
+    escaped = [f"'{cell}".replace("\r", " ") for cell in formulas]
+    assert list(lines) == [escaped, ["-1.5", "+2e3", "-3", "plain, with comma", ""]]

@@ -128,15 +128,15 @@ class PSKD(Method):
             past = self.memory.read(key, batch) if self._has_past else None  # P_(t-1)
             alpha = self._ramp.value.to(batch.log_p, non_blocking=True)  # Eq. 5
             q = batch.target if past is None else soften(batch.target, past, alpha)  # Eq. 6
-            found = {"soft_cross_entropy": batch.cross_entropy(q)}
+            parts = {"soft_cross_entropy": batch.cross_entropy(q)}
             if self.partners:
-                found["partners"] = self.partners * (1 - alpha) * partner_term(batch, partner_logits)
+                parts["partners"] = self.partners * (1 - alpha) * partner_term(batch, partner_logits)
             self.memory.write(key, batch, past=past)  # what the next epoch will read
             if isinstance(self._ramp, AutoAlpha):
                 self._ramp.observe(batch)
             if self.watch is not None and past is not None:
                 self.watch(batch.logits, targets, past.normalised(), alpha)
-            return found
+            return parts
 
         if self.partners and isinstance(output, LinearHead):
             output = output.logits()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import errno
-import io
 import json
 import os
 import sys
@@ -118,12 +116,9 @@ def _check_table(path: Path) -> None:
 
 
 def _write_table(path: Path, rows: list[dict[str, str]]) -> None:
-    from pskd.workbench.runs.files import one_line_errors, write_named
+    from pskd.workbench.runs.files import csv_text, one_line_errors, write_named
 
-    out, names = io.StringIO(), list(rows[0]) if rows else []
-    if rows:
-        writer = csv.DictWriter(out, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    names = list(rows[0]) if rows else []
+    text = csv_text([names, *(row.values() for row in rows)]) if rows else ""
     with one_line_errors("table"):
-        write_named(path, out.getvalue(), "a table of answers", f"{names[0] if names else 'image'},")
+        write_named(path, text, "a table of answers", f"{names[0] if names else 'image'},")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import platform
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -24,7 +22,7 @@ from pskd.workbench.report.finding import list_facts, make_findings
 from pskd.workbench.report.samples import side_by_side
 from pskd.workbench.report.summary import make_tables
 from pskd.workbench.report.table import Table
-from pskd.workbench.runs.files import one_line_errors, write_named
+from pskd.workbench.runs.files import csv_text, one_line_errors, write_named
 from pskd.workbench.study.results import Collection, FinishedRun, collect
 
 DIAGRAMS = 15  # figures of single rows that a section shows
@@ -80,11 +78,8 @@ class PagePart:
         lines = [
             {**origin, **labels, **_all_numbers(run)} for origin, (labels, run) in zip(self.origins, runs, strict=True)
         ]
-        out = io.StringIO()
-        writer = csv.DictWriter(out, dict.fromkeys(name for line in lines for name in line), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-        return out.getvalue()
+        names = dict.fromkeys(name for line in lines for name in line)
+        return csv_text([names, *([line.get(name, "") for name in names] for line in lines)])
 
     @property
     def shared_origin(self) -> dict[str, str]:

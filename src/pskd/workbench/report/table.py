@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pskd.metrics.catalogue import Metric
 from pskd.workbench.report.significance import BETTER, DIFFERENT, WORSE
+from pskd.workbench.runs.files import csv_text
 
 
 class TableCell(NamedTuple):
@@ -106,15 +105,14 @@ class Table:
         return " to ".join(bounds)
 
     def csv(self) -> str:
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
         parts = TableCell._fields
-        writer.writerow(["frame", "row", "seeds", *(f"{name} {part}" for name in self.metrics for part in parts)])
+        names = [f"{name} {part}" for name in self.metrics for part in parts]
+        table: list[list[Any]] = [["frame", "row", "seeds", *names]]
         for frame, lines in self.frames.items():
             for line in lines:
                 values = [value for cell in line.cells.values() for value in (cell or [None] * len(parts))]
-                writer.writerow([frame, line.label, line.seeds, *("" if value is None else value for value in values)])
-        return out.getvalue()
+                table.append([frame, line.label, line.seeds, *("" if value is None else value for value in values)])
+        return csv_text(table)
 
     def markdown(self) -> str:
         head = ["", "seeds", *(metric.heading for metric in self.metrics.values())]

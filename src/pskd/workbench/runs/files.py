@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import hashlib
+import io
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,6 +44,26 @@ def write_named(path: Path, content: str, what: str, beginning: str) -> None:
             if file.read(len(beginning.encode())) != beginning.encode():
                 raise PskdError(f"{path} holds something else than {what} and would be overwritten: name another file")
     write_atomic(path, content)
+
+
+def csv_text(lines: Iterable[Iterable[Any]]) -> str:
+    """The lines of a table as CSV. Text that a spreadsheet would run as a formula gets an apostrophe in front."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(map(_escape_formula, line) for line in lines)
+    return out.getvalue()
+
+
+def _escape_formula(cell: Any) -> Any:
+    if not isinstance(cell, str):
+        return cell
+    cell = cell.replace("\r", " ")  # which readers take for the end of a line
+    if not cell.strip().startswith(("=", "+", "-", "@")) and not cell.startswith("\t"):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def write_json(path: Path, value: Any) -> None:
