@@ -140,12 +140,11 @@ class _ReduceOverParts(torch.autograd.Function):
 def _add_gradients(gradients: list[Tensor | None], slope: Tensor, piece: LinearHead, part: Part) -> None:
     """Add what one part gives, whose loss has the gradient ``slope`` (n, K) at its logits."""
     hidden, weight, bias = gradients
-    with torch.autocast(slope.device.type, enabled=False):
-        if hidden is not None:
-            hidden.view(-1, hidden.shape[-1])[part.rows] = (slope @ piece.weight.to(slope.dtype)).to(hidden.dtype)
-        if weight is not None and weight.dtype == slope.dtype == piece.hidden.dtype:
-            weight.addmm_(slope.T, piece.hidden)
-        elif weight is not None:
-            weight += slope.T @ piece.hidden.to(slope.dtype)
-        if bias is not None:
-            bias += slope.sum(0)
+    if hidden is not None:
+        hidden.view(-1, hidden.shape[-1])[part.rows] = (slope @ piece.weight.to(slope.dtype)).to(hidden.dtype)
+    if weight is not None and weight.dtype == slope.dtype == piece.hidden.dtype:
+        weight.addmm_(slope.T, piece.hidden)
+    elif weight is not None:
+        weight += slope.T @ piece.hidden.to(slope.dtype)
+    if bias is not None:
+        bias += slope.sum(0)

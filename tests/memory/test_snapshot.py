@@ -346,3 +346,15 @@ def test_a_copy_either_follows_or_is_renewed(model: Net) -> None:
         Snapshot(model, refresh=2, ema=0.9)
     with pytest.raises(PskdError, match=r"ema must lie in \[0, 1\), got 1"):
         Snapshot(model, ema=1)
+
+
+def test_a_copy_holds_no_gradients_and_takes_none_away(model: Net) -> None:
+    """A copy of them would double the memory of a snapshot."""
+    model(X).sum().backward()
+    before = [parameter.grad for parameter in model.parameters()]
+    memory = Snapshot(model)
+    memory.start_epoch(1)
+    assert memory._copy is not None
+    assert all(parameter.grad is None for parameter in memory._copy.parameters())
+    after = [parameter.grad for parameter in model.parameters()]
+    assert all(one is other is not None for one, other in zip(before, after, strict=True))
