@@ -207,7 +207,7 @@ class Predictor(ABC):
             split: the name of that one. The model was not trained on any of its samples.
             **about: further fields of ``calibration_class``.
         """
-        raise NotImplementedError
+        raise PskdError(f"a run of {self.about.task} cannot be calibrated: this task has nothing to calibrate")
 
     def check_apart(self, samples: Any, own: Config) -> None:
         """Refuse samples that are in the run's ``own`` training or test set, if that can be found out."""
