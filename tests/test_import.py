@@ -47,3 +47,23 @@ def test_all_public_names_are_there() -> None:
 def test_editors_and_type_checkers_see_them_too() -> None:
     for path, text in stubs().items():
         assert path.read_text() == text, "run python tests/public_names.py"
+
+
+WITHOUT_LIBRARIES = """
+import importlib.abc, sys
+
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("accelerate", "optuna", "pydantic", "rich", "torchvision", "typer", "yaml"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+import pskd
+print(hasattr(pskd, "no_such_name"), *dir(pskd))
+"""
+
+
+def test_names_can_be_looked_up_without_the_workbench_s_libraries() -> None:
+    found, *names = run(WITHOUT_LIBRARIES)
+    assert found == "False"
+    assert {"PSKD", "Run", "train"} <= set(names)

@@ -9,7 +9,7 @@ __version__ = "0.2.0"
 # Each says in its `__all__` what is public. Looked into in this order, so that the core never loads the workbench.
 _ROOMS = (
     *("methods", "memory", "indexed", "sampler", "linear_head", "door"),
-    *("workbench.registry", "workbench.api", "workbench.use.run"),
+    *("workbench.registry", "workbench.api"),  # which need none of the workbench's libraries to be imported
 )
 _MODULES = {name: f"pskd.{name}" for name in ("memory", "methods", "metrics", "schedules")} | {
     "models": "pskd.workbench.models"

@@ -37,9 +37,9 @@ from pskd.workbench.registry import register_method as register_method
 from pskd.workbench.registry import register_metric as register_metric
 from pskd.workbench.registry import register_model as register_model
 from pskd.workbench.registry import register_task as register_task
+from pskd.workbench.api import Run as Run
 from pskd.workbench.api import export as export
 from pskd.workbench.api import load as load
 from pskd.workbench.api import train as train
-from pskd.workbench.use.run import Run as Run
 
 __version__: str

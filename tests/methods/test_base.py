@@ -194,6 +194,11 @@ def test_an_epoch_is_a_plain_number() -> None:
     assert method.epoch == 1
     with pytest.raises(PskdError, match=r"start_epoch: epoch must be a whole number, got 1\.5"):
         method.start_epoch(1.5)  # type: ignore[arg-type]
+    stream = PSKD(steps=3, memory=PredictionBank(6, 5))
+    stream.start_step(np.int64(1))  # type: ignore[arg-type]
+    assert type(stream.state_dict()["epoch"]) is int
+    with pytest.raises(PskdError, match="start_step: step must be a whole number, got 'two'"):
+        stream.start_step("two")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.complex64])

@@ -33,15 +33,8 @@ class Clock:
         raise PskdError("start_epoch: call start_epoch(epoch) before the first batch of every epoch")
 
     def check_epoch(self, epoch: SupportsIndex) -> int:
-        """The 0-based ``epoch`` as a number, if it can be next: the first is 0, or follows a state that was loaded.
-
-        A tensor that the caller counts in place, and numpy's numbers, must not get into a state.
-        """
-        try:
-            epoch = operator.index(epoch)
-        except TypeError as error:
-            raise PskdError(f"start_epoch: epoch must be a whole number, got {epoch!r}") from error
-        before = self.last
+        """The 0-based ``epoch`` as a number, if it can be next: the first is 0, or follows a state that was loaded."""
+        epoch, before = _plain_number("start_epoch: epoch", epoch), self.last
         if epoch >= self.length:
             raise PskdError(
                 f"start_epoch({epoch}) is past the last epoch: epochs={self.length}, so 0..{self.length - 1}"
@@ -57,9 +50,12 @@ class Clock:
             )
         return epoch
 
-    def check_step(self, step: int) -> None:
+    def check_step(self, step: SupportsIndex) -> int:
+        """The 0-based ``step`` as a number, if it can be next."""
+        step = _plain_number("start_step: step", step)
         if step < (self.last or 0):
             raise PskdError(f"start_step({step}) cannot follow step {self.last}")
+        return step
 
     def begin(self, place: int) -> None:
         self.last, self.begun = place, True
@@ -70,3 +66,11 @@ class Clock:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue in what was saved or after it."""
         self.last, self.begun = state["epoch"] if state["epoch"] >= 0 else None, False
+
+
+def _plain_number(name: str, value: SupportsIndex) -> int:
+    """A tensor that the caller counts in place, and numpy's numbers, must not get into a state."""
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise PskdError(f"{name} must be a whole number, got {value!r}") from error

@@ -165,7 +165,7 @@ class PSKD(Method):
         """Begin the 0-based ``step``, where not every call is one: with ``PSKD(steps=...)``, before its first batch."""
         if self.steps is None:
             raise PskdError(f"start_step({step}): this PSKD counts epochs; make it with steps= instead of epochs=")
-        self.clock.check_step(step)
+        step = self.clock.check_step(step)
         self._counts_itself = False
         self._begin_step(step)
 

@@ -6,17 +6,17 @@ import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pskd.errors import PskdError, installed_by, printable
 from pskd.workbench.train.progress import print_if_slow
 
-__all__ = ["export", "load", "train"]
+__all__ = ["Run", "export", "load", "train"]
 
 if TYPE_CHECKING:
     from pskd.workbench.config import Config
     from pskd.workbench.tasks.predictor import Predictor
-    from pskd.workbench.use.run import Run
+    from pskd.workbench.use.run import Run as Run
 
 _NEEDED = (
     *("accelerate", "jinja2", "matplotlib", "optuna", "pycocotools", "pydantic", "sacrebleu", "safetensors", "sklearn"),
@@ -148,3 +148,11 @@ def _laptop_changes(words: Sequence[str], config: Config) -> list[str]:
     full, _ = settings([*words, "scale=full"])
     assert full is not None
     return differences(full, config)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Run":
+        raise AttributeError(f"module 'pskd.workbench.api' has no attribute {name!r}")
+    from pskd.workbench.use.run import Run
+
+    return Run

@@ -15,8 +15,6 @@ from pskd.workbench.runs import predictions
 from pskd.workbench.runs.folder import RunFolder
 from pskd.workbench.tasks.predictor import Predictor
 
-__all__ = ["Run"]
-
 
 class Run:
     """The content of a finished run's folder. Each file is read when it is needed."""
