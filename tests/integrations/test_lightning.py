@@ -284,6 +284,8 @@ def test_what_would_go_wrong_silently_is_refused() -> None:
     assert "did not call it" in refusal(Another(), PROBLEM.bank())
     assert "called with sample_weight" in refusal(Weighted(), PROBLEM.bank())
     assert "did you mean criterion?" in refusal(Module(), PROBLEM.bank(), "criterium")
+    half = PROBLEM.bank(host=0, hosts=2)  # a bank for each of two processes, of which one would be saved
+    assert "1 hosts train, but the bank is made for 2" in refusal(Module(), half)
     assert "epochs=3, but Trainer(max_epochs=4)" in refusal(Module(), PROBLEM.bank(), max_epochs=4)
     spoilt = Module()
     assert "a batch that is a Tensor at -1" in refusal(spoilt, PROBLEM.bank(), data=DataLoader(PROBLEM.x))

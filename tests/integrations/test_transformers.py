@@ -325,6 +325,11 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         trainer(tmp_path, "sentences", method=pskd.CSKD())
     with pytest.raises(PskdError, match="reduction='sum'"):
         trainer(tmp_path, "sentences", method=pskd.Hard(reduction="sum"))
+    half = pskd.PSKD(EPOCHS, memory=pskd.PredictionBank(20, K, host=0, hosts=2))
+    with pytest.raises(
+        PskdError, match="the bank is made for 2 hosts, but there are 1; a bank for each process is not"
+    ):
+        trainer(tmp_path, "sentences", method=half)
     answers = BertForQuestionAnswering(BertConfig(**(BERT | {"num_labels": 2})))
     with pytest.raises(PskdError, match="start_positions, end_positions are several"):
         trainer(tmp_path, "sentences", model=answers)

@@ -121,7 +121,7 @@ class PSKDCallback(Callback):  # type: ignore[misc]
                 " end in the last epoch"
             )
         shards = shards_of(self.method.memory)
-        if "index" in self.method.needs and trainer.num_nodes > 1 and shards != trainer.num_nodes:
+        if "index" in self.method.needs and shards != trainer.num_nodes:
             raise PskdError(
                 f"memory: {trainer.num_nodes} hosts train, but the bank is made for {shards}: give it host="
                 " and hosts= with a sampler that keeps each sample on its host, or take pskd.Snapshot"

@@ -95,6 +95,12 @@ class PSKDMixin:
             raise PskdError(f"reduction={method.reduction!r}: a Trainer's loss is the mean; leave it out")
         if len(names := trainer.label_names or ["labels"]) > 1:
             raise PskdError(f"label_names: {', '.join(names)} are several, of which a method takes one")
+        hosts = int(os.environ.get("GROUP_WORLD_SIZE", 1))
+        if shards_of(method.memory) not in (1, hosts):
+            raise PskdError(
+                f"memory: the bank is made for {shards_of(method.memory)} hosts, but there are {hosts}; a bank for each"
+                " process is not saved by a Trainer: give it path=FILE, which the processes of a host share"
+            )
         self.method = method
         self._labels = names[0]
         self._shifts = _shifts_labels(_bare(trainer.model))
@@ -151,10 +157,8 @@ class PSKDMixin:
         trainer: Any = self
         state = self.method.state_dict()
         trainer.accelerator.wait_for_everyone()  # a bank in a shared file has the records of all processes now,
-        hosts, host = (
-            shards_of(self.method.memory),
-            int(os.environ.get("GROUP_RANK", 0)) if shards_of(self.method.memory) > 1 else 0,
-        )
+        hosts = shards_of(self.method.memory)
+        host = int(os.environ.get("GROUP_RANK", 0)) if hosts > 1 else 0
         if trainer.is_world_process_zero() or (hosts > 1 and trainer.is_local_process_zero()):
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             save_state(state, Path(output_dir, f"pskd-{host}-of-{hosts}.safetensors"))

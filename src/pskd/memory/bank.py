@@ -41,7 +41,7 @@ class PredictionBank(Memory):
         fingerprint: identity of the data set (``Indexed(dataset).fingerprint``); a state filled for another is refused.
         host: which of ``hosts`` machines this is: the bank holds the samples i with ``i % hosts == host`` only.
         hosts: machines, each of which keeps the records of the samples that it trains on. With as many as there are
-            processes, and host= the rank, each process keeps its own, without a file.
+            processes, and host= the rank, each process keeps and saves its own, without a file.
         max_age: epochs after which a record counts as missing, counted from when its sample was last in a batch; None
             serves records of any age.
         momentum: m in [0, 1): the values become ``m * values + (1 - m) * p``; the first record of a sample, and one
